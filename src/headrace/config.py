@@ -1,0 +1,84 @@
+"""Options, one frozen dataclass per part. Plain data: nothing here looks at the machine or at a model.
+
+The command line is made from these fields: a field's metadata gives its help text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from headrace.errors import OptionError
+
+KV_FORMATS = ("f32", "bf16")
+BACKENDS = ("torch",)
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with its default and its help text."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The paged KV cache."""
+
+    kv_format: str = option("f32", f"number format of cached keys and values: {', '.join(KV_FORMATS)}")
+    pool_bytes: int | None = option(
+        None, "bytes of the KV pool; default: what `rows` full contexts need, at most a quarter of the free memory"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """Who runs next."""
+
+    budget: int = option(512, "most tokens computed in one step, prompts and answers together")
+    rows: int = option(64, "most requests in one step")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteOptions:
+    """Who computes."""
+
+    backend: str = option("torch", f"who runs the program: {', '.join(BACKENDS)}")
+    threads: int | None = option(None, "compute threads; default: the cores this process was really granted")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options of one engine."""
+
+    context: int | None = option(None, "longest prompt plus answer in tokens; default: what the model was trained for")
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    execute: ExecuteOptions = field(default_factory=ExecuteOptions)
+
+    def __post_init__(self) -> None:
+        _positive("context", self.context)
+        _positive("pool_bytes", self.cache.pool_bytes)
+        _positive("budget", self.scheduler.budget)
+        _positive("rows", self.scheduler.rows)
+        _positive("threads", self.execute.threads)
+        _one_of("kv_format", self.cache.kv_format, KV_FORMATS)
+        _one_of("backend", self.execute.backend, BACKENDS)
+
+    @classmethod
+    def of(cls, **flat: Any) -> Options:
+        """Options from a flat set of names, as the command line and `LLM(...)` give them. Unknown names are refused."""
+        parts: dict[str, type] = {"cache": CacheOptions, "scheduler": SchedulerOptions, "execute": ExecuteOptions}
+        known = {f.name: part for part, kind in parts.items() for f in fields(kind)} | {"context": ""}
+        if unknown := sorted(set(flat) - set(known)):
+            raise OptionError(f"unknown option {unknown[0]!r}; known are: {', '.join(sorted(known))}", unknown[0])
+        values = {part: kind(**{n: v for n, v in flat.items() if known[n] == part}) for part, kind in parts.items()}
+        return cls(context=flat.get("context"), **values)
+
+
+def _positive(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}", name)
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"{name} must be one of {', '.join(known)}, not {value!r}", name)

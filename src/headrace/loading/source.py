@@ -1,0 +1,38 @@
+"""What a file format's reader gives to loading: a config in Hugging Face's words and tensors by the file's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.formats.format import Format
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as the file's header declares it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost first, whatever order the file writes: a linear is [outputs, inputs]."""
+    format: str
+    """Name of its `Format`."""
+    nbytes: int
+
+
+class Source(Protocol):
+    """One model's files, headers read and every tensor's place checked against the file's size."""
+
+    path: Path
+    kind: str
+    """gguf or safetensors."""
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any]
+    """GGUF key-values; for a folder the contents of config.json."""
+
+    def read(self, name: str) -> Format:
+        """The tensor, its data a read-only view of the mapped file. KeyError for an unknown name."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,168 @@
+"""What a request asks of sampling: names and meanings as users know them from vLLM and the OpenAI API.
+
+Everything that can be judged without a model is judged here, on construction. What needs the model (token ids against
+the width of the logits, lengths against the context) is judged at admission by the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import RequestError
+
+MAX_STOPS = 16
+"""Most stop strings of one request."""
+MAX_STOP_CHARS = 4096
+"""Longest stop string."""
+MAX_LOGPROBS = 100
+"""Most alternatives reported per token."""
+MAX_CHOICES = 128
+"""Largest `n`."""
+LOGPROBS_MODES = ("raw", "processed")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop.
+
+    Values out of range raise `RequestError` naming the field. `None` for `temperature`, `top_p`, `top_k`, `min_p`,
+    `repetition_penalty` means: what the model's generation config says, else 1, 1, off, off, 1.
+    """
+
+    n: int = 1
+    """Choices per prompt, 1 to 128; each draws its own random numbers."""
+    temperature: float | None = None
+    """0 is greedy; so is anything below 1e-5."""
+    top_p: float | None = None
+    """Keep the likeliest tokens that together reach this share, (0, 1]."""
+    top_k: int | None = None
+    """Keep the k likeliest tokens; 0 and -1 are off."""
+    min_p: float | None = None
+    """Drop tokens less likely than this share of the likeliest, [0, 1]."""
+    repetition_penalty: float | None = None
+    """Above 0; divides positive and multiplies negative logits of every token in prompt or answer."""
+    presence_penalty: float = 0.0
+    """-2 to 2; taken once from the logit of each token already in the answer."""
+    frequency_penalty: float = 0.0
+    """-2 to 2; taken from the logit of a token for each time it is already in the answer."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id to a number from -100 to 100, added to its logit."""
+    seed: int | None = None
+    """A signed 64-bit number; without one, one is drawn at admission and reported in the output."""
+    max_tokens: int | None = None
+    """Most tokens of the answer, at least 1 (0 with prompt_logprobs alone); None: as many as the context holds."""
+    min_tokens: int = 0
+    """Before this many tokens neither end-of-sequence nor `stop_token_ids` is chosen, and no stop string ends it."""
+    stop: Sequence[str] = ()
+    """Strings that end the answer and are not part of it; at most 16 of at most 4,096 characters."""
+    stop_token_ids: Sequence[int] = ()
+    """Token ids that end the answer."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string in the text."""
+    ignore_eos: bool = False
+    """Go on past the model's own end-of-sequence tokens."""
+    logprobs: int | None = None
+    """Report the chosen token's log-probability and that many of the likeliest (0: the chosen alone), up to 100."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    logprobs_mode: str = "raw"
+    """`raw`: of the model's own logits; `processed`: after penalties, bias and temperature."""
+    skip_special_tokens: bool = True
+    """Leave control tokens out of the text."""
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _number("temperature", self.temperature, 0, math.inf)
+        _number("top_p", self.top_p, 0, 1, low_open=True)
+        _integer("top_k", self.top_k, -1, 2**63 - 1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, low_open=True)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        _integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        for name in ("n", "presence_penalty", "frequency_penalty", "min_tokens"):
+            if getattr(self, name) is None:
+                raise RequestError(f"{name} must not be null", name)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}", name)
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise RequestError(f"logprobs_mode must be raw or processed, not {self.logprobs_mode!r}", "logprobs_mode")
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError("max_tokens must be at least 1 (0 only with prompt_logprobs)", "max_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}", "min_tokens"
+            )
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+
+
+def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{name} must be a number, not {value!r}", name)
+    if not math.isfinite(value) or not low <= value <= high or (low_open and value == low):
+        bounds = f"{'above' if low_open else 'at least'} {low:g}" + ("" if high == math.inf else f", at most {high:g}")
+        raise RequestError(f"{name} must be {bounds}, not {value!r}", name)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number, not {value!r}", name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be from {low} to {high}, not {value!r}", name)
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):
+        raise RequestError("stop must be a string or a list of strings", "stop")
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop has {len(stops)} strings, more than the {MAX_STOPS} allowed", "stop")
+    for s in stops:
+        if not s:
+            raise RequestError("stop must not contain an empty string: it would end every answer at once", "stop")
+        if len(s) > MAX_STOP_CHARS:
+            raise RequestError(f"a stop string has {len(s)} characters, more than the {MAX_STOP_CHARS} allowed", "stop")
+    return tuple(stops)
+
+
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    if ids is None:
+        return ()
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise RequestError("stop_token_ids must be a list of token ids", "stop_token_ids")
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+            raise RequestError(f"stop_token_ids holds {i!r}, which is no token id", "stop_token_ids")
+    return tuple(ids)
+
+
+def _bias(bias: Any) -> dict[int, float]:
+    if bias is None:
+        return {}
+    if not isinstance(bias, Mapping):
+        raise RequestError("logit_bias must map token ids to numbers from -100 to 100", "logit_bias")
+    out: dict[int, float] = {}
+    for key, value in bias.items():
+        text = str(key)
+        if isinstance(key, bool) or not text.isascii() or not text.isdigit():
+            raise RequestError(f"logit_bias has the key {key!r}, which is no token id", "logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise RequestError(f"logit_bias[{key}] must be a number from -100 to 100, not {value!r}", "logit_bias")
+        out[int(text)] = float(value)
+    return out

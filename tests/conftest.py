@@ -1,0 +1,40 @@
+"""Fixtures that several groups of tests need: where the real models are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+MODELS = Path(os.environ.get("HEADRACE_TEST_MODELS", "~/.cache/headrace-test-models")).expanduser()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2's GGUF file, through the product's own catalogue."""
+    from headrace.loading.resolve import resolve
+
+    return resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def test_model(smollm2: Path) -> Callable[[str], Path]:
+    """A real model by its short name; the test is skipped where HEADRACE_TEST_MODELS does not have it."""
+    files = {
+        "gemma3-270m": MODELS / "gemma3-270m-q4_k_m.gguf",
+        "qwen2.5-coder-0.5b": MODELS / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        "qwen2.5-coder-1.5b": MODELS / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    }
+
+    def find(name: str) -> Path:
+        if name == "smollm2-135m":
+            return smollm2
+        if not files[name].exists():
+            pytest.skip(f"{files[name].name} is not in {MODELS} (set HEADRACE_TEST_MODELS to the folder that has it)")
+        return files[name]
+
+    return find

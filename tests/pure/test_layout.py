@@ -126,8 +126,9 @@ def test_a_violation_is_seen(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("from headrace.engine import outputs\nfrom headrace.scheduler.scheduler import Scheduler\n")
     assert sorted(imports(bad)) == ["engine.outputs", "scheduler.scheduler"]
-    bad.write_text("def f(page_count: int) -> None:\n    self.job = 1\n")
-    assert {"page_count", "job"} <= set(identifiers(bad))
+    worse = tmp_path / "worse.py"
+    worse.write_text("def f(page_count: int) -> None:\n    self.job = 1\n")
+    assert {"page_count", "job"} <= set(identifiers(worse))
 
 
 def test_no_behaviour_by_accident() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -24,6 +25,13 @@ class PoolShape:
     kv_format: str
     block: int = BLOCK
 
+    def __post_init__(self) -> None:
+        for name in ("blocks", "slots", "kv_heads", "dim", "block"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"a pool's {name} must be at least 1, not {getattr(self, name)}")
+        if self.kv_format not in KV_DTYPES:
+            raise ValueError(f"kv_format must be one of {', '.join(KV_DTYPES)}, not {self.kv_format!r}")
+
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all slots."""
@@ -31,19 +39,35 @@ class PoolShape:
 
 
 class Pool:
-    """`slots` arrays [blocks, 2, kv_heads, block, dim]: keys (after RoPE) at 0, values at 1."""
+    """`slots` arrays [blocks, 2, kv_heads, block, dim]: keys (after RoPE) at 0, values at 1.
+
+    The memory is reserved at once but becomes resident page by page as blocks are first written: an unused pool costs
+    address space only.
+    """
 
     def __init__(self, shape: PoolShape) -> None:
+        """MemoryError where the machine cannot reserve `blocks * block_bytes`."""
         self.shape = shape
-        one = (shape.blocks, 2, shape.kv_heads, shape.block, shape.dim)
-        self.slots = [np.zeros(one, KV_DTYPES[shape.kv_format]) for _ in range(shape.slots)]
+        dtype = KV_DTYPES[shape.kv_format]
+        self._bytes = np.zeros((shape.slots, shape.blocks, shape.block_bytes // shape.slots), np.uint8)
+        whole = self._bytes.view(dtype).reshape(shape.slots, shape.blocks, 2, shape.kv_heads, shape.block, shape.dim)
+        self.slots = list(whole)
+        self._used = np.zeros(shape.blocks, np.bool_)
 
-    def clear(self, blocks: list[int]) -> None:
-        """Zero these blocks in every slot: a stale NaN times a probability of 0 would be NaN."""
-        if blocks:
-            for slot in self.slots:
-                slot[blocks] = 0
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Makes these blocks zero in every slot before their new owner writes: a stale NaN times a probability of 0
+        would be NaN. Blocks handed out for the first time are zero already. IndexError for an id outside the pool.
+        """
+        if not blocks:
+            return
+        if min(blocks) < 0 or max(blocks) >= self.shape.blocks:
+            raise IndexError(f"block ids run from 0 to {self.shape.blocks - 1}, not {min(blocks)} to {max(blocks)}")
+        ids = np.array(blocks)
+        for block in ids[self._used[ids]]:
+            self._bytes[:, block] = 0
+        self._used[ids] = True
 
     @property
     def nbytes(self) -> int:
-        return sum(s.nbytes for s in self.slots)
+        """Bytes reserved."""
+        return self._bytes.nbytes

@@ -3,60 +3,221 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from headrace.cache.blocks import Blocks
-from headrace.hardware import granted_memory
-
-from headrace.cache.pool import BLOCK, PoolShape
+from headrace.cache.pool import BLOCK, Pool, PoolShape
 from headrace.config import Options
+from headrace.engine.admission import Limits, admit
+from headrace.engine.loop import Engine
 from headrace.errors import OptionError
-from headrace.loading.checkpoint import Checkpoint
+from headrace.execute.local import LocalExecutor
+from headrace.hardware import Granted, granted_memory, threads
+from headrace.loading.checkpoint import Checkpoint, load_weights, open_checkpoint
+from headrace.loading.progress import Progress, silent
+from headrace.loading.resolve import resolve
+from headrace.params import SamplingParams
+from headrace.paths import cache_home
 from headrace.program.backend import Backend
+from headrace.program.buffers import peak_bytes
+from headrace.program.decoder import write_program
 from headrace.program.program import Program
+from headrace.scheduler.messages import Abort, Delta, Submit
+from headrace.scheduler.scheduler import Scheduler, Stats
+from headrace.tokenize.stream import TextStream
 
-Progress = Callable[[str, int, int], None]
-"""(what is being done, bytes done, bytes in all); called often, from the loading thread."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class Memory:
     """Bytes, known before a weight is read."""
 
-    weights_file: int
-    """The tensors as stored."""
+    stored: int
+    """Weights as the files hold them."""
     weights: int
-    """The tensors as the backend keeps them."""
+    """Weights as the backend keeps them."""
+    buffers: int
+    """Largest sum of the program's buffers in one step, logits apart."""
     pool: PoolShape
-    pool_tokens: int
-    """Longest sequence that the pool holds when it is alone."""
-    token_bytes: int
+    token: int
     """KV of one token over all layers."""
 
 
-def plan_memory(checkpoint: Checkpoint, program: Program, options: Options, backend: Backend) -> MemoryPlan:
-    """Size the KV pool: as asked, else enough for `rows` full contexts within a quarter of the memory granted."""
-    layout = program.kv
-    one = PoolShape(1, layout.slots, layout.kv_heads, layout.dim, options.cache.kv_format)
-    assert options.context is not None, "resolve_options fills it in"
-    per_context = len(layout.groups) * -(-options.context // BLOCK)
-    weights = backend.weight_bytes(checkpoint.source.tensors)
+@dataclass(frozen=True)
+class Blueprint:
+    """A model and its options, resolved: all that can be known of an engine before weights are read."""
+
+    checkpoint: Checkpoint
+    program: Program
+    options: Options
+    """With `context` and `threads` filled in."""
+    threads: Granted
+    memory: Memory
+    limits: Limits
+
+    @property
+    def context(self) -> int:
+        return self.limits.context
+
+
+def plan_engine(path: Path, options: Options) -> Blueprint:
+    """Read the headers at `path` and size everything. ModelFileError or OptionError where it cannot work."""
+    checkpoint = open_checkpoint(path, cache_dir=cache_home() / "tokenizers")
+    trained = checkpoint.spec.context
+    context = options.context or trained
+    if context > trained:
+        raise OptionError(f"context is {context}, but the model was made for {trained} tokens at most", "context")
+    granted = threads(options.execute.threads)
+    options = dataclasses.replace(
+        options, context=context, execute=dataclasses.replace(options.execute, threads=granted.count)
+    )
+    program = write_program(checkpoint.spec, checkpoint.parts, context)
+    shape, blocks = _pool(program, options, context)
+    memory = Memory(
+        stored=sum(t.nbytes for t in checkpoint.source.tensors.values()),
+        weights=_backend(options.execute.backend).weight_bytes(checkpoint.source.tensors),
+        buffers=peak_bytes(program, options.scheduler.budget, options.scheduler.rows),
+        pool=shape,
+        token=len(program.kv.groups) * shape.block_bytes // BLOCK,
+    )
+    limits = Limits(context=context, vocab=program.vocab, pool_tokens=blocks.most_tokens)
+    return Blueprint(checkpoint, program, options, granted, memory, limits)
+
+
+def _pool(program: Program, options: Options, context: int) -> tuple[PoolShape, Blocks]:
+    """The pool as asked for; else what `rows` full contexts need, within a quarter of the memory granted."""
+    kv = program.kv
+    one = PoolShape(1, kv.slots, kv.kv_heads, kv.dim, options.cache.kv_format)
+    windows = [group.window for group in kv.groups]
     if options.cache.pool_bytes is not None:
-        blocks = options.cache.pool_bytes // one.block_bytes
+        count = options.cache.pool_bytes // one.block_bytes
     else:
-        blocks = min(options.scheduler.rows * per_context, granted_memory() // 4 // one.block_bytes)
-    least = len(layout.groups)
-    if blocks < least:
+        per_context = Blocks(1, windows).need(context)
+        count = min(options.scheduler.rows * per_context, granted_memory() // 4 // one.block_bytes)
+    if count < len(windows):
         raise OptionError(
-            f"pool_bytes must be at least {least * one.block_bytes} for this model: one block of {BLOCK} tokens for "
-            f"each of its {least} groups of layers",
+            f"pool_bytes must be at least {len(windows) * one.block_bytes} for this model: a block of {BLOCK} tokens "
+            f"for each of its {len(windows)} groups of layers",
             "pool_bytes",
         )
-    return MemoryPlan(
-        weights_file=sum(t.nbytes for t in checkpoint.source.tensors.values()),
-        weights=weights,
-        pool=dataclasses.replace(one, blocks=blocks),
-        pool_tokens=Blocks(blocks, [g.window for g in layout.groups], BLOCK).most_tokens,
-        token_bytes=len(layout.groups) * one.block_bytes // BLOCK,
+    return dataclasses.replace(one, blocks=count), Blocks(count, windows)
+
+
+def _backend(name: str) -> Backend:
+    """The backend of that name; importing it brings what it computes with."""
+    from headrace.program.torch_backend import TorchBackend
+
+    return {"torch": TorchBackend}[name]()
+
+
+class Loaded:
+    """A model in memory with its engine: judges requests, starts and ends them."""
+
+    def __init__(self, plan: Blueprint, engine: Engine) -> None:
+        self.plan = plan
+        self._engine = engine
+        self._ids = itertools.count(1)
+
+    @property
+    def name(self) -> str:
+        return self.plan.checkpoint.name
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.plan.checkpoint
+
+    @property
+    def context(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self.plan.context
+
+    @property
+    def vocab(self) -> int:
+        """Width of the logits: every token id is below it."""
+        return self.plan.limits.vocab
+
+    @property
+    def threads(self) -> int:
+        """Compute threads."""
+        return self.plan.threads.count
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine stopped; None while it lives."""
+        error = self._engine.error
+        return None if error is None else str(error) or repr(error)
+
+    def new_id(self) -> int:
+        return next(self._ids)
+
+    def admit(self, prompt: Sequence[int], params: SamplingParams) -> SamplingParams:
+        """The parameters with every default filled in. RequestError where the request cannot be served."""
+        return admit(prompt, params, limits=self.plan.limits, defaults=self.checkpoint.generation)
+
+    def submit(self, request: int, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Start an admitted request. EngineDeadError where nobody would serve it."""
+        self._engine.post(Submit(request, tuple(prompt), params, time.monotonic()))
+
+    def abort(self, request: int) -> None:
+        """End a request early; nothing happens where it has ended."""
+        self._engine.post(Abort(request))
+
+    def stats(self) -> Stats:
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back. What is still running ends as aborted."""
+        self._engine.close()
+
+
+def load(
+    model: str | Path,
+    *,
+    deliver: Callable[[list[Delta]], None],
+    progress: Progress | None = None,
+    **options: Any,
+) -> Loaded:
+    """Find, plan and load a model. `deliver` gets the deltas of each step, on the engine's thread.
+
+    Options are those of `config.Options`, flat. Raises ModelNotFoundError, ModelFileError or OptionError.
+    """
+    tell = progress or silent
+    chosen = Options.of(**options)
+    plan = plan_engine(resolve(model, progress=tell), chosen)
+    _log.info("%d threads: %s", plan.threads.count, plan.threads.reason)
+    program, checkpoint = plan.program, plan.checkpoint
+    pool = Pool(plan.memory.pool)
+    runner = _backend(plan.options.execute.backend).load(
+        program,
+        load_weights(checkpoint),
+        pool,
+        plan.threads.count,
+        lambda done, total: tell(f"loading {checkpoint.name}", done, total),
+    )
+    scheduler = Scheduler(
+        Blocks(plan.memory.pool.blocks, [group.window for group in program.kv.groups]),
+        budget=plan.options.scheduler.budget,
+        rows=plan.options.scheduler.rows,
+        context=plan.context,
+        eos=checkpoint.eos,
+        text=lambda params: _text(checkpoint, params),
+    )
+    executor = LocalExecutor(runner, pool, program.kv, program.vocab)
+    return Loaded(plan, Engine(executor, scheduler, deliver=deliver))
+
+
+def _text(checkpoint: Checkpoint, params: SamplingParams) -> TextStream:
+    return TextStream(
+        checkpoint.tokenizer,
+        stop=params.stop,
+        include_stop=params.include_stop_str_in_output,
+        skip_special=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
     )

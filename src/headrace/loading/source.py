@@ -18,8 +18,16 @@ class TensorInfo:
     shape: tuple[int, ...]
     """Outermost first, whatever order the file writes: a linear is [outputs, inputs]."""
     format: str
-    """Name of its `Format`."""
+    """Name of its `Format`; in safetensors also a dtype that none stands for, which `read` then refuses."""
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor and the byte of its file that it starts at."""
+
+    info: TensorInfo
+    start: int
 
 
 class Source(Protocol):
@@ -33,6 +41,8 @@ class Source(Protocol):
     """GGUF key-values; for a folder the contents of config.json."""
 
     def read(self, name: str) -> Format:
-        """The tensor, its data a read-only view of the mapped file. KeyError for an unknown name."""
+        """The tensor, its data a read-only view of the mapped file, which it keeps alive. KeyError for an unknown name,
+        ValueError after `close`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Lets go of the files. Tensors handed out stay valid."""

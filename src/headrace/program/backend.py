@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,16 @@ import numpy as np
 from headrace.cache.pool import Pool
 from headrace.formats.format import Format
 from headrace.program.program import Program
+
+Progress = Callable[[int, int], None]
+"""(bytes done, bytes in all), of the weights as they are stored."""
+
+
+class Shaped(Protocol):
+    """A tensor, stored or only announced."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,10 @@ class Runner(Protocol):
     """A program with its weights, ready."""
 
     def run(self, batch: Batch) -> np.ndarray:
-        """float32 [wanted, width]: the final hidden states of the wanted tokens. Keys and values go to the pool."""
+        """float32 [wanted, width]: the final hidden states of the wanted tokens. Keys and values go to the pool.
+
+        A row whose numbers are not finite stays so in the result; no other row is touched by it.
+        """
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, vocab] out of n lines of what `run` gave. The caller may overwrite it."""
@@ -48,7 +61,15 @@ class Backend(Protocol):
 
     name: str
 
-    def load(self, program: Program, weights: Mapping[str, Format], pool: Pool, threads: int) -> Runner: ...
+    def load(
+        self,
+        program: Program,
+        weights: Mapping[str, Format],
+        pool: Pool,
+        threads: int,
+        progress: Progress | None = None,
+    ) -> Runner:
+        """Take the weights over (they may be views of a mapped file, which is not needed afterwards)."""
 
-    def weight_bytes(self, weights: Mapping[str, Format]) -> int:
+    def weight_bytes(self, weights: Mapping[str, Shaped]) -> int:
         """Memory the weights will take once loaded."""

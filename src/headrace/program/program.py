@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 
 class Extent(Enum):
     """What a buffer's first dimension counts."""
@@ -22,11 +24,19 @@ class Extent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """float32 (int32 for token ids and positions) [extent, width]."""
+    """[extent, width] of 4-byte numbers: float32, or int32 [extent] for the three inputs of the body."""
 
     name: str
     extent: Extent
     width: int
+
+
+TOKENS = Buffer("tokens", Extent.TOKENS, 1)
+"""Token ids; given, as the next two: `Batch` has them under the same names."""
+POSITIONS = Buffer("positions", Extent.TOKENS, 1)
+"""Absolute positions."""
+WANTED = Buffer("wanted", Extent.WANTED, 1)
+"""Indices of the wanted tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +46,14 @@ class Operation:
     kind: str
     """A name in `ops.OPS`."""
     inputs: tuple[str, ...]
-    output: str
+    output: str | None
+    """None where it only writes the KV pool."""
     weights: tuple[str, ...] = ()
-    """Names of weights, in the operation's own order; an absent optional weight (a bias) is simply not listed."""
+    """Names of weights or constants, in the operation's own order; an absent optional one (a bias) is not listed."""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """Numbers and strings that the operation's signature names."""
     layer: int | None = None
+    """Of operations on the KV pool: `KVLayout.place` says where its keys and values are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class KVLayout:
         raise KeyError(layer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """The whole model.
 
@@ -85,7 +97,12 @@ class Program:
     body: tuple[Operation, ...]
     head: tuple[Operation, ...]
     buffers: Mapping[str, Buffer]
+    """Every buffer by name. Each is written once, by the input or by one operation before it is read."""
+    constants: Mapping[str, np.ndarray]
+    """float32 arrays that were computed when the program was written (rotary frequencies); used like weights."""
     kv: KVLayout
+    heads: int
+    """Query heads of an attention: sizes the workspace."""
     hidden: str
     """The buffer that `body` ends in: [wanted, model width]."""
     logits: str

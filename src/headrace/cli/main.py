@@ -1,0 +1,65 @@
+"""The `headrace` command: puts the commands together and turns errors into exit codes.
+
+0 done, 1 an error, 2 wrong usage, 130 interrupted, 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli.console import fail, out
+from headrace.cli.list import list_models
+from headrace.cli.options import engine_options
+from headrace.cli.pull import pull
+from headrace.cli.run import run
+from headrace.cli.serve import serve
+from headrace.cli.show import show
+from headrace.errors import HeadraceError
+
+app = typer.Typer(
+    name="headrace",
+    help="An LLM inference engine for the hardware you already have.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(engine_options(run))
+app.command("serve")(engine_options(serve))
+app.command("pull")(pull)
+app.command("list")(list_models)
+app.command("show")(engine_options(show))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from headrace import __version__
+
+        out(f"headrace {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _headrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the console script; always ends in SystemExit."""
+    logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s")
+    if sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        app(prog_name="headrace")
+    except HeadraceError as e:
+        fail(str(e))
+        sys.exit(1)

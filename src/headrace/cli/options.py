@@ -1,0 +1,81 @@
+"""Command-line options made from the fields of `config.Options`, and refused values named by their option."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from headrace.config import Options
+from headrace.errors import OptionError, RequestError
+
+MODEL = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file, a folder with config.json, a name that `headrace list` shows, or org/repo or "
+        "org/repo:file-or-type on the Hugging Face hub.",
+        show_default=False,
+    ),
+]
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of `Options`; it gets them as the flat dict `engine`."""
+    added = list(_parameters(Options))
+    names = [p.name for p in added]
+
+    @wraps(command)
+    def with_engine(**values: Any) -> None:
+        engine = {name: values.pop(name) for name in names}
+        with usage():
+            Options.of(**engine)
+        command(**values, engine=engine)
+
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "engine"]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    with_engine.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    with_engine.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return with_engine
+
+
+def _parameters(kind: type) -> Iterator[inspect.Parameter]:
+    """One keyword parameter for each plain field, those of nested dataclasses in place."""
+    types = get_type_hints(kind)
+    for field in fields(kind):
+        nested = types[field.name]
+        if isinstance(nested, type) and is_dataclass(nested):
+            yield from _parameters(nested)
+            continue
+        assert field.default is not MISSING, f"{kind.__name__}.{field.name} needs a default"
+        text = field.metadata["help"]
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[
+                types[field.name],
+                typer.Option(option_name(field.name), help=f"{text[0].upper()}{text[1:]}.", rich_help_panel="Engine"),
+            ],
+        )
+
+
+def option_name(field: str) -> str:
+    """--kv-format for kv_format."""
+    return "--" + field.replace("_", "-")
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """A refused value of an option is wrong usage, named by the option."""
+    try:
+        yield
+    except OptionError as e:
+        raise typer.BadParameter(str(e), param_hint=e.option and option_name(e.option)) from e
+    except RequestError as e:
+        raise typer.BadParameter(str(e), param_hint=e.param and option_name(e.param)) from e

@@ -1,0 +1,27 @@
+"""`headrace serve`: the HTTP server. Only the command line; the server is `headrace.serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.console import bars
+from headrace.cli.options import MODEL
+
+
+def serve(
+    model: MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name that clients ask for; default: the model's own.")
+    ] = None,
+    *,
+    engine: dict[str, Any],
+) -> None:
+    """Serve a model over HTTP, in the form that clients of OpenAI speak."""
+    from headrace.serve.app import serve as run_server
+
+    with bars() as progress:
+        run_server(model, host=host, port=port, options=engine, progress=progress, name=served_model_name)

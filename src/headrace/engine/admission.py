@@ -1,0 +1,115 @@
+"""Judges a request against the model and the engine's limits before anything of it runs. Pure: it keeps nothing.
+
+What can be judged without a model is judged by `SamplingParams` itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from headrace.errors import RequestError
+from headrace.params import SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one engine can hold, in tokens."""
+
+    context: int
+    """Longest prompt plus answer."""
+    vocab: int
+    """Width of the logits, whatever the tokenizer says: every token id is below it."""
+    pool_tokens: int
+    """Longest sequence that the KV pool holds when it is alone. An answer's last token needs no place in it."""
+
+    @property
+    def longest(self) -> int:
+        """Longest prompt plus answer that context and pool allow."""
+        return min(self.context, self.pool_tokens + 1)
+
+
+class Defaults(Protocol):
+    """What the model's makers suggest; None where they say nothing: `loading.checkpoint.GenerationDefaults`."""
+
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+
+
+def admit(
+    prompt: Sequence[int], params: SamplingParams, *, limits: Limits, defaults: Defaults, param: str = "prompt"
+) -> SamplingParams:
+    """The parameters with every default filled in and a seed drawn; only max_tokens and the logprobs may stay None.
+
+    RequestError where the request cannot be served: no prompt, a prompt that leaves no room for an answer, token ids
+    that the model does not have, an explicit max_tokens that the context does not hold, a min_tokens that cannot be
+    reached. `param` is what the client calls the prompt. An answer that only the pool cuts short is not refused: it
+    ends with finish_reason "length".
+    """
+    _judge_length(len(prompt), params, limits, param)
+    _judge_ids(prompt, limits.vocab, param)
+    _judge_ids(params.stop_token_ids, limits.vocab, "stop_token_ids")
+    _judge_ids(params.logit_bias, limits.vocab, "logit_bias")
+    return replace(
+        params,
+        temperature=_first(params.temperature, defaults.temperature, 1.0),
+        top_p=_first(params.top_p, defaults.top_p, 1.0),
+        top_k=_first(params.top_k, defaults.top_k, 0),
+        min_p=_first(params.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(params.repetition_penalty, defaults.repetition_penalty, 1.0),
+        seed=_first(params.seed, None, secrets.randbits(63)),
+    )
+
+
+def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
+    asked = params.max_tokens
+    least = 1 if asked is None else min(asked, 1)
+    if prompt == 0:
+        raise RequestError(f"{param} is empty: at least one token is needed", param)
+    if prompt + least > limits.context:
+        raise RequestError(
+            f"{param} has {prompt} tokens; the context is {limits.context} tokens, prompt and answer together, which "
+            f"leaves at most {limits.context - least} for the prompt",
+            param,
+        )
+    if prompt > limits.pool_tokens:
+        raise RequestError(
+            f"{param} has {prompt} tokens; the KV pool holds {limits.pool_tokens} (raise pool_bytes to serve more)",
+            param,
+        )
+    if asked is not None and prompt + asked > limits.context:
+        raise RequestError(
+            f"max_tokens is {asked}, but with a prompt of {prompt} tokens the context of {limits.context} tokens "
+            f"leaves at most {limits.context - prompt}",
+            "max_tokens",
+        )
+    if prompt + params.min_tokens > limits.longest:
+        raise RequestError(
+            f"min_tokens is {params.min_tokens}, but with a prompt of {prompt} tokens only {limits.longest - prompt} "
+            f"more fit into the context of {limits.context} and the KV pool of {limits.pool_tokens} tokens",
+            "min_tokens",
+        )
+
+
+def _judge_ids(ids: Iterable[int], vocab: int, param: str) -> None:
+    for i in ids:
+        if type(i) is not int or not 0 <= i < vocab:
+            raise RequestError(f"{param} holds {i!r}, which is no token id: the model has 0 to {vocab - 1}", param)
+
+
+def _first(asked: T | None, suggested: T | None, otherwise: T) -> T:
+    if asked is not None:
+        return asked
+    return otherwise if suggested is None else suggested

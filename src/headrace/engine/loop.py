@@ -1,0 +1,185 @@
+"""The engine: one thread that plans, runs and commits, reached by messages. Owns the thread, the inbox, and the duty to
+end every request that was posted exactly once; knows neither arrays nor text, and installs no signal handlers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from headrace.errors import EngineDeadError
+from headrace.execute.plan import Executor
+from headrace.scheduler.messages import Delta, Message, Submit
+from headrace.scheduler.scheduler import Scheduler, Stats
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs `scheduler` and `executor` in a thread that starts with the first message, so a fork before that is safe.
+
+    `deliver` gets the deltas of one step in one list, on that thread; it must not block. An unexpected failure ends
+    every request with finish="error", sets `error`, and calls `on_dead`. The engine closes the executor.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        *,
+        deliver: Callable[[list[Delta]], None],
+        on_dead: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.error: BaseException | None = None
+        self._executor = executor
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._on_dead = on_dead
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._inbox: list[Message] = []
+        self._owed: dict[int, set[int]] = {}
+        self._closing = False
+        self._idle = True
+
+    def post(self, message: Message) -> None:
+        """Hand a message over; from any thread. EngineDeadError where nobody would serve a Submit any more."""
+        with self._wake:
+            if isinstance(message, Submit):
+                self._must_live()
+                if message.id in self._owed:
+                    raise ValueError(f"request {message.id} is already running")
+                self._owed[message.id] = set(range(message.params.n))
+            elif message.id not in self._owed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
+                self._thread.start()
+                _started.add(self)
+            self._inbox.append(message)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop after the running step; what is unfinished ends with finish="abort". May be called again."""
+        with self._wake:
+            first, self._closing = not self._closing, True
+            thread = self._thread
+            self._wake.notify()
+        if thread is None:
+            if first:
+                self._executor.close()
+        elif thread is not threading.current_thread():
+            thread.join()
+
+    def stats(self) -> Stats:
+        """From any thread."""
+        with self._wake:
+            posted = sum(m.params.n for m in self._inbox if isinstance(m, Submit))
+            stats = self._scheduler.stats()
+        return replace(stats, waiting=stats.waiting + posted)
+
+    def _must_live(self) -> None:
+        if self.error is not None:
+            raise EngineDeadError(f"the engine stopped on a failure: {self.error!r}")
+        if self._closing:
+            raise EngineDeadError("the engine is closed")
+
+    def _serve(self) -> None:
+        try:
+            while (messages := self._next_messages()) is not None:
+                self._step(messages)
+            self._settle("abort", "the engine was closed")
+        except BaseException as error:
+            self._die(error)
+        finally:
+            with _logged("closing the executor failed"):
+                self._executor.close()
+
+    def _step(self, messages: list[Message]) -> None:
+        scheduler = self._scheduler
+        deltas: list[Delta] = []
+        for message in messages:
+            deltas += scheduler.submit(message) if isinstance(message, Submit) else scheduler.abort(message.id)
+        plan = scheduler.plan()
+        if plan is not None:
+            result = self._executor.run(plan)
+            deltas += scheduler.commit(plan, result)
+        self._idle = plan is None
+        if deltas:
+            self._deliver(deltas)
+            self._tick_off(deltas)
+
+    def _next_messages(self) -> list[Message] | None:
+        """What was posted since the last step; sleeps while there is nothing to do. None: stop."""
+        with self._wake:
+            while self._idle and not self._inbox and not self._closing:
+                if not self._wake.wait(self._scheduler.policy.retry_s):
+                    break
+            if self._closing:
+                return None
+            inbox, self._inbox = self._inbox, []
+            return inbox
+
+    def _tick_off(self, deltas: list[Delta]) -> None:
+        with self._wake:
+            for delta in deltas:
+                if delta.finish is not None:
+                    choices = self._owed[delta.request]
+                    choices.remove(delta.choice)
+                    if not choices:
+                        del self._owed[delta.request]
+
+    def _settle(self, finish: str, error: str) -> None:
+        """End whoever still waits, wherever the failure left them."""
+        with self._wake:
+            owed, self._owed, self._inbox = self._owed, {}, []
+        if deltas := [Delta(r, c, finish=finish, error=error) for r, choices in owed.items() for c in sorted(choices)]:
+            self._deliver(deltas)
+
+    def _die(self, error: BaseException) -> None:
+        _log.error("the engine stopped on an unexpected failure", exc_info=error)
+        with self._wake:
+            self.error = error
+        with _logged("telling the requests failed"):
+            self._settle("error", f"the engine failed: {error!r}")
+        if self._on_dead is not None:
+            with _logged("on_dead failed"):
+                self._on_dead(error)
+
+    def forked(self) -> None:
+        """In the child of a fork: the thread stayed with the parent, and so did whoever held the lock."""
+        self._wake = threading.Condition()
+        self.error = EngineDeadError("the process was forked after the engine's first use")
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """On the way down nothing may keep the rest from being told."""
+    try:
+        yield
+    except Exception:
+        _log.exception(what)
+
+
+_started: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread inside native code must not outlive the interpreter."""
+    for engine in list(_started):
+        engine.close()
+
+
+def _after_fork() -> None:
+    for engine in list(_started):
+        engine.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

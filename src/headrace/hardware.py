@@ -1,0 +1,208 @@
+"""The machine, asked once: instruction sets, cores and caches, and what of cores and memory this process was granted.
+
+Everything is read from files below a root directory, so that tests can lay out machines that do not exist. Reads
+Linux's /proc and /sys; what a file does not say is None or empty, never guessed. Decides nothing about models.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+ROOT = Path("/")
+INSTRUCTION_SETS = (
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx_vnni",
+    "amx_tile", "amx_int8", "amx_bf16",
+)  # fmt: skip
+"""Those of x86-64 that kernels may ask for, as /proc/cpuinfo spells them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the processors are."""
+
+    model: str
+    """As the vendor names it; empty where unknown."""
+    instruction_sets: frozenset[str]
+    """Of `INSTRUCTION_SETS`, those that every processor has."""
+    processors: int
+    """Logical ones, of the whole machine."""
+    cores: int
+    """Physical ones, of the whole machine; `processors` where the machine does not say."""
+    caches: Mapping[str, int]
+    """Bytes of the first processor's caches: "L1d", "L2", "L3"; only what the machine says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A number of cores or threads, and where it comes from, in words."""
+
+    count: int
+    reason: str
+
+
+@cache
+def machine() -> Machine:
+    """This machine; asked on the first call."""
+    return read_machine(ROOT)
+
+
+def read_machine(root: Path) -> Machine:
+    """The machine below `root`."""
+    processors = [
+        {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
+        for part in _text(root / "proc/cpuinfo").split("\n\n")
+        if "processor" in part
+    ]
+    flags = [set(p.get("flags", "").split()) for p in processors]
+    cores = {(p.get("physical id"), p.get("core id")) for p in processors if "core id" in p}
+    return Machine(
+        model=processors[0].get("model name", "") if processors else "",
+        instruction_sets=frozenset(INSTRUCTION_SETS).intersection(*flags) if flags else frozenset(),
+        processors=len(processors),
+        cores=len(cores) or len(processors),
+        caches=_caches(root),
+    )
+
+
+def granted_cores(root: Path = ROOT, affinity: int | None = None) -> Granted:
+    """Cores this process may really use: the lesser of its affinity and the CPU quota of its control groups, versions
+    1 and 2, rounded down; at least 1. `affinity`: how many processors the scheduler may use, default: asks the kernel.
+    """
+    allowed = len(os.sched_getaffinity(0)) if affinity is None else affinity
+    quota = min(filter(None, (_quota(folder) for folder in _groups(root, "cpu"))), default=None)
+    if quota is None or quota >= allowed:
+        return Granted(max(1, allowed), f"{allowed} in the process's affinity, no lower CPU quota")
+    return Granted(max(1, int(quota)), f"CPU quota of {quota:g} cores, {allowed} in the process's affinity")
+
+
+def granted_memory(root: Path = ROOT) -> int:
+    """Bytes of memory that this process could still take without swapping: the least over the machine and every
+    control group with a limit, versions 1 and 2, up the tree. 0 where the machine does not say.
+    """
+    facts = {key: value.split() for key, _, value in _pairs(root / "proc/meminfo", ":")}
+    kibibytes = facts.get("MemAvailable") or facts.get("MemFree") or ["0"]
+    available = int(kibibytes[0]) * 1024
+    for folder in _groups(root, "memory"):
+        for name in _MEMORY_LIMITS:
+            if (limit := _number(folder / name)) is not None:
+                available = min(available, max(0, limit - _used(folder)))
+    return available
+
+
+def threads(
+    option: int | None, *, root: Path = ROOT, affinity: int | None = None, environ: Mapping[str, str] = os.environ
+) -> Granted:
+    """How many compute threads to use, and why; both are logged. `option` is the user's --threads and wins."""
+    granted = granted_cores(root, affinity)
+    chosen = granted if option is None else Granted(option, f"--threads; {granted.count} granted ({granted.reason})")
+    log.info("%d compute threads: %s", chosen.count, chosen.reason)
+    if "OMP_NUM_THREADS" in environ:
+        log.info("OMP_NUM_THREADS=%s is ignored; use --threads", environ["OMP_NUM_THREADS"])
+    return chosen
+
+
+# -- control groups ----------------------------------------------------------------------------------------------------
+
+_MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_VERSION_2 = ("",)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control groups that may limit `controller`, from its own up to the mounted root,
+    in each hierarchy that is mounted: version 2's, and version 1's that carries the controller (cgroups(7)).
+    """
+    for controllers, path in _memberships(root):
+        if controllers and controller not in controllers.split(","):
+            continue
+        for mount_root, mount_point, carries in _mounts(root):
+            if controller in carries if controllers else carries == _VERSION_2:
+                top = root / mount_point.lstrip("/")
+                folder = top / _inside(path, mount_root)
+                yield folder
+                yield from (parent for parent in folder.parents if parent.is_relative_to(top))
+
+
+def _memberships(root: Path) -> list[tuple[str, str]]:
+    """(controllers, path) of every line of /proc/self/cgroup; version 2's controllers are ""."""
+    lines = (line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines())
+    return [(line[1], line[2]) for line in lines if len(line) == 3]
+
+
+def _mounts(root: Path) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(root inside the hierarchy, mount point, controllers or _VERSION_2) of every mounted hierarchy."""
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        mount, kind = before.split(), after.split()
+        if len(mount) >= 5 and kind[:1] == ["cgroup2"]:
+            found.append((mount[3], mount[4], _VERSION_2))
+        elif len(mount) >= 5 and kind[:1] == ["cgroup"]:
+            found.append((mount[3], mount[4], tuple(kind[-1].split(","))))
+    return found
+
+
+def _inside(path: str, mount_root: str) -> str:
+    """Where a group stands below its mount. A container without a namespace of its own sees the host's path, and a
+    mount of just its own group; a path outside the mount's root is the mount itself.
+    """
+    if ".." in path.split("/"):
+        return ""
+    if mount_root == "/":
+        return path.lstrip("/")
+    return path[len(mount_root) :].lstrip("/") if (path + "/").startswith(mount_root + "/") else ""
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores' worth of CPU time that a group may use; None: no limit."""
+    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
+    if not quota.isdigit() or not period.isdigit() or not int(quota) or not int(period):
+        return None
+    return int(quota) / int(period)
+
+
+def _used(folder: Path) -> int:
+    """Bytes a group holds that cannot be had back by dropping clean cache; 0 where it does not say."""
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+    stat = {key: value for key, _, value in _pairs(folder / "memory.stat", " ")}
+    return used - int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _caches(root: Path) -> dict[str, int]:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    found: dict[str, int] = {}
+    for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_text(folder / name).strip() for name in ("level", "type", "size"))
+        if kind in ("Data", "Unified") and level.isdigit() and size[:-1].isdigit() and size[-1] in units:
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * units[size[-1]]
+    return found
+
+
+def _pairs(path: Path, separator: str) -> Iterator[tuple[str, str, str]]:
+    """(before, separator, after) of each line of a file."""
+    return (line.partition(separator) for line in _text(path).splitlines())
+
+
+def _number(path: Path) -> int | None:
+    """The whole number that a file holds; None where there is no such file, or it says "max"."""
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """A file's text; "" where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

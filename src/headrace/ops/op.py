@@ -1,0 +1,69 @@
+"""`Op`, the seam for who computes an operation. Knows no program and no model; importing it does not import PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Implementation = Callable[..., Any]
+"""Called with the inputs and weights in the signature's order, then the attributes (and `index`, `pool` where the
+operation reads or writes keys and values) by keyword; returns the output, or None where there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One call, as data. Arrays are float32 or int32 NumPy arrays."""
+
+    name: str
+    inputs: tuple[np.ndarray, ...]
+    weights: tuple[np.ndarray, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    kv: KVCase | None = None
+    """For operations on the KV pool."""
+
+
+@dataclass(frozen=True, eq=False)
+class KVCase:
+    """The rows of a call and the pool they lie in."""
+
+    pool: np.ndarray
+    """[blocks, 2, kv_heads, block, dim] of float32 or bfloat16, as it is before the call."""
+    positions: np.ndarray
+    """int32 [tokens]."""
+    offsets: np.ndarray
+    """int32 [rows + 1]."""
+    lengths: np.ndarray
+    """int32 [rows]."""
+    table: np.ndarray
+    """int32 [rows, most blocks]; -1 where there is none."""
+    window: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One kind of operation."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    """Names of its input buffers, in order."""
+    reference: Implementation
+    """In PyTorch: the readable definition."""
+    cases: Callable[[np.random.Generator], Iterator[Case]]
+    """Calls that every implementation is tested with."""
+    tolerance: float
+    """Largest difference allowed between an implementation and exact arithmetic, as a share of the largest |value|."""
+    weights: tuple[str, ...] = ()
+    """Names of its weights, in order."""
+    optional: int = 0
+    """How many of the last weights may be left out."""
+    attrs: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
+    """Names of its attributes and the types they may have."""
+    output: bool = True
+    """Whether it writes a buffer."""
+    kv: bool = False
+    """Whether it reads or writes the KV pool; it then takes `index` (a `KVIndex`) and `pool` by keyword."""
+    implementations: Mapping[str, Implementation] = field(default_factory=dict)
+    """Other implementations by name."""

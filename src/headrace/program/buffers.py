@@ -1,0 +1,100 @@
+"""Which buffers live when, and so how much memory a step's buffers take: known before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.program.program import POSITIONS, TOKENS, WANTED, Extent, Operation, Program
+
+BYTES = 4
+"""Of one number in a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Memory that several buffers use in turn."""
+
+    extent: Extent
+    width: int
+    """Numbers per token (or wanted token)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """Where the buffers of a list of operations live."""
+
+    slots: tuple[Slot, ...]
+    slot_of: dict[str, int]
+    """Buffer name to its slot."""
+    dies: tuple[tuple[str, ...], ...]
+    """For each operation the buffers that nobody reads after it."""
+
+    def bytes_per(self, extent: Extent) -> int:
+        return BYTES * sum(s.width for s in self.slots if s.extent is extent)
+
+
+def last_uses(ops: Sequence[Operation], keep: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each operation the buffers that it reads or writes and nobody uses afterwards, `keep` excepted."""
+    seen = set(keep)
+    dies: list[tuple[str, ...]] = []
+    for op in reversed(ops):
+        names = dict.fromkeys((*op.inputs, *(() if op.output is None else (op.output,))))
+        dies.append(tuple(name for name in names if name not in seen))
+        seen.update(names)
+    return tuple(reversed(dies))
+
+
+def plan_buffers(program: Program, ops: Sequence[Operation], given: Sequence[str], keep: Sequence[str]) -> BufferPlan:
+    """Give every buffer of `ops` a slot that no other live buffer has; an output never shares with its inputs.
+
+    `given` are written before the first operation; `keep` outlive the last. A free slot is reused where it fits best:
+    the narrowest that is wide enough, else the widest, made wider.
+    """
+    dies = last_uses(ops, keep)
+    widths: list[int] = []
+    extents: list[Extent] = []
+    free: list[int] = []
+    slot_of: dict[str, int] = {}
+
+    def place(name: str) -> None:
+        buffer = program.buffers[name]
+        fitting = [s for s in free if extents[s] is buffer.extent]
+        wide = [s for s in fitting if widths[s] >= buffer.width]
+        if fitting:
+            slot = min(wide, key=widths.__getitem__) if wide else max(fitting, key=widths.__getitem__)
+            free.remove(slot)
+            widths[slot] = max(widths[slot], buffer.width)
+        else:
+            slot = len(widths)
+            widths.append(buffer.width)
+            extents.append(buffer.extent)
+        slot_of[name] = slot
+
+    for name in given:
+        place(name)
+    for op, dying in zip(ops, dies, strict=True):
+        if op.output is not None:
+            place(op.output)
+        free.extend(slot_of[name] for name in dying)
+    slots = tuple(Slot(extent, width) for extent, width in zip(extents, widths, strict=True))
+    return BufferPlan(slots, slot_of, dies)
+
+
+def body_plan(program: Program) -> BufferPlan:
+    given = (TOKENS.name, POSITIONS.name, WANTED.name)
+    return plan_buffers(program, program.body, given, (program.hidden,))
+
+
+def head_plan(program: Program) -> BufferPlan:
+    return plan_buffers(program, program.head, (program.hidden,), (program.logits,))
+
+
+def peak_bytes(program: Program, tokens: int, wanted: int) -> int:
+    """Bytes of all buffers of a step of so many tokens, of which so many are wanted; an operation's own workspace (the
+    gathered keys and scores of attention) comes on top."""
+    body, head = body_plan(program), head_plan(program)
+    return max(
+        body.bytes_per(Extent.TOKENS) * tokens + body.bytes_per(Extent.WANTED) * wanted,
+        head.bytes_per(Extent.WANTED) * wanted,
+    )

@@ -1,0 +1,254 @@
+"""The bodies of the two generating endpoints, and how their fields become `SamplingParams`.
+
+Types are judged here, strictly ("0.7" is no number, true is no number, 4.0 is no whole number); ranges by
+`SamplingParams`; what needs the model by the engine. Each refusal names the field as the client spelled it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace.errors import RequestError
+from headrace.params import SamplingParams
+from headrace.serve.fields import CHAT, COMPLETIONS, sift
+from headrace.serve.reading import QUOTED
+
+COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion that does not name it, as OpenAI's; fewer where the context holds fewer."""
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Body(BaseModel):
+    """What both endpoints take. null is the same as leaving a field out, but for a completion's max_tokens."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model: str | None = Field(None, description="a name from /v1/models; without it the model that is served")
+    n: int | None = Field(None, description="choices per prompt, 1 to 128; default 1")
+    temperature: float | None = Field(None, description="0 or more; 0 (and anything below 1e-5) is greedy")
+    top_p: float | None = Field(None, description="above 0, at most 1")
+    top_k: int | None = Field(None, description="extra; the k likeliest tokens, 0 and -1 are off")
+    min_p: float | None = Field(None, description="extra; 0 to 1, a share of the likeliest token's probability")
+    repetition_penalty: float | None = Field(None, description="extra; above 0, over prompt and answer")
+    presence_penalty: float | None = Field(None, description="-2 to 2, over the answer; default 0")
+    frequency_penalty: float | None = Field(None, description="-2 to 2, over the answer; default 0")
+    logit_bias: dict[str, float] | None = Field(None, description="token id to a number from -100 to 100")
+    seed: int | None = Field(None, description="signed 64-bit; the seed used is reported as `seed` in each choice")
+    stop: Any = Field(
+        None,
+        description="one string or up to 16, none empty, each of at most 4,096 characters; the earliest match wins",
+    )
+    stop_token_ids: list[int] | None = Field(None, description="extra; token ids that end the answer")
+    include_stop_str_in_output: bool | None = Field(None, description="extra; keep the stop string; default false")
+    ignore_eos: bool | None = Field(None, description="extra; go on past the model's own end tokens; default false")
+    min_tokens: int | None = Field(None, description="extra; no end before that many tokens; default 0")
+    skip_special_tokens: bool | None = Field(
+        None, description="extra; leave control tokens out of the text; default true"
+    )
+    logprobs_mode: str | None = Field(
+        None,
+        description="extra; `raw` (default: the model's own) or `processed` (after penalties, bias and temperature)",
+    )
+    stream: bool | None = Field(None, description="answer in server-sent events; default false")
+    stream_options: StreamOptions | None = Field(
+        None, description="only with stream; `include_usage`: one more chunk with the usage before the end"
+    )
+
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatBody(_Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[Any] = Field(description="the conversation, at least one message; see below")
+    max_completion_tokens: int | None = Field(
+        None, description="most tokens of the answer; default: what the context holds"
+    )
+    max_tokens: int | None = Field(
+        None, description="older name of max_completion_tokens; both only with the same value"
+    )
+    logprobs: bool | None = Field(None, description="report log-probabilities of the answer's tokens; default false")
+    top_logprobs: int | None = Field(
+        None, description="0 to 100 of the likeliest tokens, with logprobs true; default 0"
+    )
+    parse_special: bool | None = Field(
+        None, description="extra; let names of control tokens in contents become control tokens; default false"
+    )
+    add_generation_prompt: bool | None = Field(
+        None,
+        description="extra; end the prompt where the assistant's turn begins; default: unless continue_final_message",
+    )
+    continue_final_message: bool | None = Field(
+        None, description="extra; go on with the last message, which must be the assistant's; default false"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="extra; variables of the model's chat template"
+    )
+
+    def params(self) -> SamplingParams:
+        """RequestError names the field, in this endpoint's words."""
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise RequestError(
+                f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) name the "
+                "same limit: give one of them",
+                "max_completion_tokens",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs true", "top_logprobs")
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if limit == 0:
+            raise RequestError(f"{self.names()['max_tokens']} must be at least 1", self.names()["max_tokens"])
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return _sampling(self, self.names(), max_tokens=limit, logprobs=logprobs)
+
+    def names(self) -> Mapping[str, str]:
+        """What the client calls the parameters that have another name inside."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"max_tokens": limit, "logprobs": "top_logprobs", "prompt": "messages"}
+
+
+class CompletionBody(_Body):
+    """POST /v1/completions."""
+
+    prompt: Any = Field(description="a string, token ids, or a list of strings or of lists of token ids")
+    max_tokens: int | None = Field(
+        None, description="most tokens of the answer; default 16; null: what the context holds; 0 only with echo"
+    )
+    echo: bool | None = Field(None, description="begin the text with the prompt; default false")
+    logprobs: int | None = Field(None, description="0 to 100 alternatives besides each token's own log-probability")
+    parse_special: bool | None = Field(
+        None, description="extra; names of control tokens in a text prompt become control tokens; default true"
+    )
+
+    def params(self, room: int) -> SamplingParams:
+        """For a prompt that leaves `room` tokens of the context. RequestError names the field."""
+        limit = self.max_tokens
+        if "max_tokens" not in self.model_fields_set:
+            limit = max(min(COMPLETION_TOKENS, room), 1)
+        if limit == 0 and not self.echo:
+            raise RequestError("max_tokens must be at least 1 (0 only with echo)", "max_tokens")
+        of_prompt = self.logprobs if self.echo else None
+        if limit == 0 and of_prompt is None:
+            of_prompt = 0  # what makes the engine run the prompt and nothing else; not shown
+        return _sampling(self, self.names(), max_tokens=limit, logprobs=self.logprobs, prompt_logprobs=of_prompt)
+
+    def names(self) -> Mapping[str, str]:
+        """What the client calls the parameters that have another name inside."""
+        return {"prompt_logprobs": "logprobs"}
+
+
+B = TypeVar("B", ChatBody, CompletionBody)
+
+
+def chat_body(body: Mapping[str, Any]) -> ChatBody:
+    """RequestError names the field at fault."""
+    parsed = _validated(ChatBody, sift(body, ChatBody.model_fields, CHAT))
+    if parsed.continue_final_message and parsed.add_generation_prompt:
+        raise RequestError(
+            "add_generation_prompt and continue_final_message exclude each other: the prompt ends either where an "
+            "answer begins or inside one",
+            "add_generation_prompt",
+        )
+    return parsed
+
+
+def completion_body(body: Mapping[str, Any]) -> CompletionBody:
+    """RequestError names the field at fault."""
+    return _validated(CompletionBody, sift(body, CompletionBody.model_fields, COMPLETIONS))
+
+
+def _validated(kind: type[B], fields: Mapping[str, Any]) -> B:
+    try:
+        parsed = kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        param = _path(first["loc"])
+        if first["type"] == "missing":
+            raise RequestError(f"{param} is missing", param) from None
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        raise RequestError(f"{param}: {said}, not {_quoted(first['input'])}", param) from None
+    if parsed.stream_options is not None:
+        if not parsed.stream:
+            raise RequestError("stream_options needs stream true", "stream_options")
+        if parsed.stream_options.include_obfuscation:
+            raise RequestError("include_obfuscation is not supported", "stream_options.include_obfuscation")
+    return parsed
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """The field at fault: "seed", "stop_token_ids[2]", "stream_options.include_usage"."""
+    path = str(loc[0])
+    for part in loc[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif loc[0] == "stream_options":
+            path += f".{part[:QUOTED]}"
+    return path
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int) and abs(value) >= 10**QUOTED:
+        return "that large a number"
+    text = repr(value[:QUOTED] if isinstance(value, str) else value)
+    return text + ("..." if isinstance(value, str) and len(value) > QUOTED else "")
+
+
+_AS_THEY_ARE = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "logprobs_mode",
+)
+"""Fields of a body that are parameters under the same name."""
+
+
+def _sampling(body: _Body, names: Mapping[str, str], **others: int | None) -> SamplingParams:
+    given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
+    given |= others
+    with_names = {name: value for name, value in given.items() if value is not None}
+    try:
+        return SamplingParams(**with_names)
+    except RequestError as error:
+        raise renamed(error, names) from None
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same refusal in the words of the client; sentences about the prompt stay as they are."""
+    if error.param is None or error.param not in names:
+        return error
+    name = names[error.param]
+    text = str(error)
+    if error.param != "prompt":
+        text = re.sub(rf"(?<![\w.]){re.escape(error.param)}(?!\w)", name, text)
+    return RequestError(text, name)

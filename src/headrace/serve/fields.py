@@ -1,0 +1,128 @@
+"""The fields of a body that are no parameters here: which are ignored because they cannot change the answer, and which
+are refused by name. The supported ones are the fields of `bodies`. docs/api.md is checked against these tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import RequestError
+from headrace.serve.reading import QUOTED
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that is not served."""
+
+    why: str
+    """What stands in its way, or what to use instead."""
+    neutral: tuple[Any, ...] = ()
+    """Values that ask for nothing, accepted as null always is."""
+
+
+NOT_YET = "not supported yet"
+
+IGNORED: Mapping[str, str] = {
+    "user": "whom the request is for; nothing is kept per user",
+    "safety_identifier": "as `user`",
+    "metadata": "labels of the client; nothing is stored",
+    "store": "nothing is ever stored",
+    "service_tier": "there is one tier",
+    "prompt_cache_key": "a hint for the speed only",
+    "prompt_cache_retention": "a hint for the speed only",
+    "prediction": "a hint for the speed only",
+    "parallel_tool_calls": "there are no tool calls",
+}
+"""Accepted with any value and without effect, in both endpoints: field to the reason why that is harmless."""
+
+_BOTH: Mapping[str, Refused] = {
+    "response_format": Refused(f"{NOT_YET}; only type text", ({"type": "text"},)),
+    "structured_outputs": Refused(NOT_YET),
+    "guided_json": Refused(NOT_YET),
+    "guided_regex": Refused(NOT_YET),
+    "guided_choice": Refused(NOT_YET),
+    "guided_grammar": Refused(NOT_YET),
+    "grammar": Refused(NOT_YET),
+    "json_schema": Refused(NOT_YET),
+    "use_beam_search": Refused("not supported", (False,)),
+    "length_penalty": Refused("it belongs to beam search, which is not supported", (1, 1.0)),
+    "early_stopping": Refused("it belongs to beam search, which is not supported", (False,)),
+    "bad_words": Refused("use logit_bias", ([],)),
+    "allowed_token_ids": Refused("use logit_bias"),
+    "prompt_logprobs": Refused("use echo with logprobs in /v1/completions"),
+    "truncate_prompt_tokens": Refused("a prompt is never cut: send what fits"),
+    "add_special_tokens": Refused("beginning-of-sequence tokens are added as the model's file says"),
+    "spaces_between_special_tokens": Refused("not supported", (True,)),
+    "return_tokens_as_token_ids": Refused("each entry of chat logprobs has token_id", (False,)),
+    "return_token_ids": Refused(NOT_YET, (False,)),
+    "priority": Refused(NOT_YET, (0,)),
+    "typical_p": Refused("not supported", (1, 1.0)),
+    "mirostat": Refused("not supported", (0,)),
+    "n_predict": Refused("use max_tokens"),
+    "max_new_tokens": Refused("use max_tokens"),
+    "max_output_tokens": Refused("use max_tokens"),
+}
+
+CHAT: Mapping[str, Refused] = {
+    "tools": Refused(NOT_YET, ([],)),
+    "tool_choice": Refused(f"tools are {NOT_YET}", ("none", "auto")),
+    "functions": Refused(f"tools are {NOT_YET}", ([],)),
+    "function_call": Refused(f"tools are {NOT_YET}", ("none", "auto")),
+    "modalities": Refused("answers are text only", (["text"],)),
+    "audio": Refused("answers are text only"),
+    "web_search_options": Refused("there is no web search"),
+    "reasoning_effort": Refused("give what the model's template knows in chat_template_kwargs"),
+    "verbosity": Refused("give what the model's template knows in chat_template_kwargs"),
+    "documents": Refused("give what the model's template knows in chat_template_kwargs"),
+    "chat_template": Refused("the model's own template is used"),
+    "echo": Refused("only in /v1/completions", (False,)),
+    "prompt": Refused("send messages, or use /v1/completions"),
+    "best_of": Refused("not supported; use n", (1,)),
+    **_BOTH,
+}
+"""What /v1/chat/completions refuses."""
+
+COMPLETIONS: Mapping[str, Refused] = {
+    "suffix": Refused("write the model's own fill-in-the-middle tokens into the prompt", ("",)),
+    "best_of": Refused("not supported beyond n"),
+    "messages": Refused("send prompt, or use /v1/chat/completions"),
+    "max_completion_tokens": Refused("use max_tokens"),
+    "top_logprobs": Refused("here logprobs is the number of alternatives"),
+    "tools": Refused("only in chats", ([],)),
+    "prompt_embeds": Refused("not supported"),
+    **_BOTH,
+}
+"""What /v1/completions refuses. `best_of` equal to `n` asks for nothing and is accepted by `sift`."""
+
+
+def sift(body: Mapping[str, Any], supported: Collection[str], refused: Mapping[str, Refused]) -> dict[str, Any]:
+    """The supported fields of a body. RequestError names the first field that cannot be honoured."""
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in supported:
+            kept[name] = value
+        elif name in refused:
+            if not _asks_nothing(name, value, refused[name], body):
+                raise RequestError(f"{name} is refused: {refused[name].why}", name)
+        elif name not in IGNORED:
+            quoted = name[:QUOTED]
+            near = difflib.get_close_matches(quoted, [*supported, *refused], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise RequestError(f"there is no field {quoted!r}{hint}", quoted)
+    return kept
+
+
+def _asks_nothing(name: str, value: Any, refused: Refused, body: Mapping[str, Any]) -> bool:
+    if value is None:
+        return True
+    if name == "best_of" and _same(value, body.get("n") or 1):
+        return True
+    return any(_same(value, neutral) for neutral in refused.neutral)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    return type(value) is type(other) and bool(value == other)

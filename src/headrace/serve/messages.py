@@ -1,0 +1,109 @@
+"""Judges the messages of a chat as HTTP takes them: roles, keys, what is not served yet. Pure functions.
+
+What holds for every chat (text parts, the form that templates read) is the tokenizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.errors import RequestError
+from headrace.serve.reading import QUOTED
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+"""Role in the body to role in the template: `developer` is OpenAI's newer word for what open models call `system`."""
+
+IGNORED = ("annotations",)
+"""What a client may send back from an earlier answer and what cannot matter."""
+REFUSED: Mapping[str, str] = {
+    "tool_calls": "tool calls are not supported yet",
+    "function_call": "tool calls are not supported yet",
+    "audio": "audio is not supported",
+    "refusal": "refusals are not supported: send the text as content",
+    "reasoning": "reasoning is not supported yet",
+    "reasoning_content": "reasoning is not supported yet",
+}
+"""Keys of a message that are refused unless they are null, or an empty list."""
+
+
+def conversation(messages: Sequence[Any], *, continues: bool) -> list[dict[str, Any]]:
+    """Messages with `role`, `content` and, where given, `name` and `tool_call_id`: strings, or parts as content.
+
+    `continues`: the answer goes on with the last message. RequestError names the message and the key,
+    "messages[2].content[0].type".
+    """
+    if not messages:
+        raise RequestError("messages must hold at least one message", "messages")
+    out = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if continues and out[-1]["role"] != "assistant":
+        raise RequestError(
+            f"continue_final_message needs a last message of the assistant, not of the {out[-1]['role']}",
+            "continue_final_message",
+        )
+    return out
+
+
+def _message(message: Any, at: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise RequestError(f"{at} must be an object with role and content", at)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestError(f"{at}.role must be one of {', '.join(ROLES)}, not {_quoted(role)}", f"{at}.role")
+    out: dict[str, Any] = {"role": ROLES[role]}
+    for key, value in message.items():
+        match key:
+            case "role" | "content":
+                pass
+            case "name":
+                if value is not None:
+                    out[key] = _string(value, f"{at}.name")
+            case "tool_call_id" if role == "tool":
+                if value is not None:
+                    out[key] = _string(value, f"{at}.tool_call_id")
+            case _ if key in IGNORED or value is None:
+                pass
+            case _ if key in REFUSED:
+                if value != []:
+                    raise RequestError(f"{at}.{key} is refused: {REFUSED[key]}", f"{at}.{key}")
+            case _:
+                raise RequestError(f"{at} has the unknown key {_quoted(key)}", f"{at}.{key[:QUOTED]}")
+    out["content"] = _content(message.get("content"), f"{at}.content")
+    return out
+
+
+def _content(content: Any, at: str) -> str | list[Any]:
+    """As it stands; that parts are text parts is the tokenizer's to judge, for the Python API has them too."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise RequestError(f"{at} must be a string or a list of text parts, not {_quoted(content)}", at)
+    for i, part in enumerate(content):
+        unknown = (
+            sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) and part.get("type") == "text" else []
+        )
+        if unknown:
+            raise RequestError(
+                f"{at}[{i}] has the unknown key {_quoted(unknown[0])}", f"{at}[{i}].{unknown[0][:QUOTED]}"
+            )
+    return content
+
+
+def _string(value: Any, at: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{at} must be a string, not {_quoted(value)}", at)
+    return value
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(value[:QUOTED])
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return {type(None): "null", bool: "a boolean", dict: "an object"}.get(type(value), "a number")

@@ -1,0 +1,88 @@
+"""HTTP errors in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. Knows no routes and no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.errors import EngineDeadError, RequestError
+from headrace.serve.gone import Stopped
+from headrace.serve.written import as_json
+
+RETRY_AFTER_S = 2
+"""What a 503 suggests to wait before the next try."""
+
+
+class Problem(Exception):
+    """A request that ends with an HTTP error. `code` is for programs, the message for people."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """What the client reads, in a response or as the last event of a stream."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(as_json(self.body()), self.status, self.headers, media_type="application/json")
+
+
+def unavailable(message: str, code: str, *, retry: bool) -> Problem:
+    """503; with `retry` the client is told to come back."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
+    return Problem(503, message, kind="service_unavailable_error", code=code, headers=headers)
+
+
+def failed(message: str) -> Problem:
+    """500: an accepted request that could not be finished."""
+    return Problem(500, message, kind="server_error", code="internal_error")
+
+
+def stopping() -> Problem:
+    """503: the server takes nothing new, or could not finish in the time it had."""
+    return unavailable("the server is stopping", "stopping", retry=False)
+
+
+def problem_of(error: Exception) -> Problem:
+    """How an error looks over HTTP; one that was not raised on purpose is a 500 without its inner details."""
+    match error:
+        case Problem():
+            return error
+        case RequestError():
+            return Problem(400, str(error), param=error.param, code="invalid_value")
+        case EngineDeadError():
+            return unavailable(f"the engine has stopped: {error}", "engine_dead", retry=False)
+        case Stopped():
+            return stopping()
+        case HTTPException(status_code=404):
+            return Problem(404, "no such path; see /v1/models, /v1/chat/completions, /v1/completions", code="not_found")
+        case HTTPException(status_code=405):
+            allow = (error.headers or {}).get("Allow", "")
+            message = f"this path takes {allow}" if allow else "this path does not take that method"
+            return Problem(405, message, code="method_not_allowed", headers=error.headers)
+        case HTTPException():
+            return Problem(error.status_code, error.detail, headers=error.headers)
+    return failed("an unexpected failure inside the server; its log has the details")
+
+
+async def answer_problem(request: Request, error: Exception) -> Response:
+    """Starlette's handler for every kind of error."""
+    return problem_of(error).response()

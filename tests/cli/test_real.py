@@ -1,0 +1,71 @@
+"""The command with SmolLM2 itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+GREEDY = ("--temperature", "0", "--max-tokens", "8", "--context", "512")
+
+
+def headrace(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, input=stdin)
+
+
+def answer(*args: str, stdin: str = "") -> dict[str, Any]:
+    done = headrace("run", *args, "--json", stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_run_answers(smollm2: Path) -> None:
+    asked = "What is the capital of France?"
+    streamed = headrace("run", "smollm2-135m", asked, *GREEDY)
+    assert streamed.returncode == 0, streamed.stderr
+    assert "Paris" in streamed.stdout
+    assert "prompt tokens" in streamed.stderr
+    told = answer("smollm2-135m", "-", *GREEDY, stdin=asked + "\n")
+    assert told["text"].rstrip("\n") + "\n" == streamed.stdout
+    assert told["usage"]["completion_tokens"] == len(told["token_ids"]) <= 8
+    assert told["timings"]["total_s"] >= told["timings"]["first_token_s"] > 0
+    assert told["finish_reason"] in ("stop", "length")
+
+
+def test_a_prompt_that_does_not_fit_is_refused(smollm2: Path) -> None:
+    done = headrace("run", "smollm2-135m", "word " * 100, "--context", "64")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "64" in done.stderr
+
+
+def test_show(smollm2: Path) -> None:
+    facts = json.loads(headrace("show", "smollm2-135m", "--json", "--context", "1024").stdout)
+    assert facts["path"] == str(smollm2)
+    assert facts["architecture"] == "llama"
+    assert (facts["layers"], facts["width"], facts["heads"], facts["kv_heads"], facts["head_dim"]) == (
+        30,
+        576,
+        9,
+        3,
+        64,
+    )
+    assert facts["parameters"] == 134_515_008
+    assert {t["format"]: t["tensors"] for t in facts["tensors"]} == {"F32": 61, "Q4_1": 210, "Q8_0": 1}
+    assert (facts["context"], facts["options"]["context"]) == (8192, 1024)
+    assert facts["memory"]["kv_per_1000_tokens"] == 30 * 2 * 3 * 64 * 4 * 1000
+    assert facts["special_tokens"]["end"] == [{"id": 2, "text": "<|im_end|>"}]
+    assert facts["chat_template"].startswith("{% for message in messages %}")
+    assert "chat template 368 characters" in headrace("show", str(smollm2)).stdout
+
+
+def test_pull_and_list(smollm2: Path) -> None:
+    assert headrace("pull", "smollm2").stdout == f"{smollm2}\n"
+    listed = {line["name"]: line for line in json.loads(headrace("list", "--json").stdout)}
+    assert listed["smollm2-135m"]["path"] == str(smollm2)
+    assert listed["smollm2-135m"]["nbytes"] == 98_362_432

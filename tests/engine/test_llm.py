@@ -1,0 +1,313 @@
+"""The Python API on a tiny random model: what goes in, what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import LLM, AsyncLLM, EngineDeadError, OptionError, RequestError, SamplingParams
+from tests.models.tiny import tiny_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPT = [5, 9, 14, 3, 8]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, pool_bytes=1 << 22, budget=48, threads=1) as llm:
+        yield llm
+
+
+def test_prompts_of_every_kind_in_order(llm: LLM) -> None:
+    text = "the river bends twice"
+    ids = llm.tokenizer.encode(text)
+    several = llm.generate([text, ids, PROMPT], GREEDY)
+    assert [o.prompt for o in several] == [text, None, None]
+    assert several[0].prompt_token_ids == ids
+    assert several[0].outputs[0].token_ids == several[1].outputs[0].token_ids
+    assert len(llm.generate(text, GREEDY)) == len(llm.generate(ids, GREEDY)) == 1
+    for output in several:
+        assert output.finished
+        assert output.outputs[0].finish_reason == "length"
+        assert len(output.outputs[0].token_ids) == 12
+        assert "".join(output.outputs[0].pieces) == output.outputs[0].text
+        assert output.outputs[0].timings is not None
+        assert 0 < output.outputs[0].timings.first_token_s <= output.outputs[0].timings.total_s
+
+
+def test_params_for_each_prompt(llm: LLM) -> None:
+    lengths = [1, 7, 3]
+    outputs = llm.generate([PROMPT] * 3, [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
+    assert [len(o.outputs[0].token_ids) for o in outputs] == lengths
+    with pytest.raises(RequestError, match="2 entries for 3 prompts"):
+        llm.generate([PROMPT] * 3, [GREEDY, GREEDY])
+
+
+def test_stream_joins_to_the_whole(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, GREEDY)[0].outputs[0]
+    chunks = list(llm.stream(PROMPT, GREEDY))
+    assert "".join(c.text for c in chunks) == whole.text
+    assert [t for c in chunks for t in c.token_ids] == whole.token_ids
+    assert [c.finish_reason for c in chunks if c.finish_reason] == ["length"]
+
+
+def test_leaving_a_stream_gives_everything_back(llm: LLM) -> None:
+    with llm.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True)) as stream:
+        next(stream)
+    wait_until(lambda: llm.model.stats().running == 0 and llm.model.stats().blocks_used == 0)
+    iterator = llm.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+    next(iterator)
+    del iterator
+    wait_until(lambda: llm.model.stats().blocks_used == 0)
+
+
+def test_seeds(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.5, seed=7, n=3, max_tokens=12, ignore_eos=True)
+    first, again = llm.generate([PROMPT, PROMPT], params)
+    choices = [c.token_ids for c in first.outputs]
+    assert [c.token_ids for c in again.outputs] == choices
+    assert len({tuple(c) for c in choices}) == 3
+    drawn = llm.generate(PROMPT, SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True))[0]
+    repeated = llm.generate(PROMPT, SamplingParams(temperature=1.5, seed=drawn.seed, max_tokens=12, ignore_eos=True))[0]
+    assert repeated.outputs[0].token_ids == drawn.outputs[0].token_ids
+
+
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    output = llm.generate(PROMPT, params)[0]
+    choice = output.outputs[0]
+    assert choice.logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert [next(iter(p)) for p in choice.logprobs] == choice.token_ids
+    assert all(len(p) == 3 and next(iter(p.values())).rank == 1 for p in choice.logprobs)
+    assert choice.cumulative_logprob == pytest.approx(sum(next(iter(p.values())).logprob for p in choice.logprobs))
+    assert output.prompt_logprobs[0] is None
+    assert [next(iter(p)) for p in output.prompt_logprobs[1:] if p] == PROMPT[1:]
+    forced = llm.generate(
+        PROMPT + choice.token_ids[:1], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    )[0]
+    assert forced.prompt_logprobs is not None
+    again = forced.prompt_logprobs[-1]
+    assert again is not None
+    assert again[choice.token_ids[0]].logprob == pytest.approx(
+        choice.logprobs[0][choice.token_ids[0]].logprob, abs=1e-4
+    )
+
+
+def test_only_the_prompts_logprobs(llm: LLM) -> None:
+    output = llm.generate(PROMPT, SamplingParams(max_tokens=0, prompt_logprobs=1))[0]
+    assert output.outputs[0].token_ids == []
+    assert output.outputs[0].finish_reason == "length"
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(PROMPT)
+
+
+def test_stop_strings_and_ids(llm: LLM) -> None:
+    free = llm.generate(PROMPT, GREEDY)[0].outputs[0]
+    marker = next(t for i, t in enumerate(free.token_ids) if i >= 3 and t not in free.token_ids[:i])
+    at = free.token_ids.index(marker)
+    by_id = llm.generate(
+        PROMPT, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[marker])
+    )[0].outputs[0]
+    assert by_id.token_ids == free.token_ids[: at + 1]
+    assert (by_id.finish_reason, by_id.stop_reason) == ("stop", marker)
+    piece = free.text[2:5]
+    by_text = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=[piece]))[0]
+    assert by_text.outputs[0].text == free.text[: free.text.index(piece)]
+    assert by_text.outputs[0].stop_reason == piece
+
+
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    ([], {}, "prompts"),
+    ("", {}, "prompt"),
+    ([[1, 2], []], {}, "prompt"),
+    ([-1], {}, "prompt"),
+    ([10**6], {}, "prompt"),
+    ([2**63], {}, "prompt"),
+    (PROMPT, {"stop_token_ids": [10**6]}, "stop_token_ids"),
+    (PROMPT, {"logit_bias": {10**6: 5}}, "logit_bias"),
+    (PROMPT, {"max_tokens": 10**6}, "max_tokens"),
+    (PROMPT, {"min_tokens": 10**6}, "min_tokens"),
+    ([1] * 10**5, {}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "fields", "param"), BAD)
+def test_refused_before_anything_runs(llm: LLM, prompt: Any, fields: dict[str, Any], param: str) -> None:
+    before = llm.model.stats().tokens_in
+    running = llm.stream(PROMPT, GREEDY)
+    with pytest.raises(RequestError) as error:
+        llm.generate(prompt, SamplingParams(**fields))
+    assert error.value.param == param
+    assert [t for c in running for t in c.token_ids] == llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    assert llm.model.stats().tokens_in == before + 2 * len(PROMPT)
+
+
+def test_chat(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "hello"}]
+    ids = llm.tokenizer.chat(talk)
+    output = llm.chat(talk, GREEDY)[0]
+    assert output.prompt_token_ids == ids
+    assert output.outputs[0].token_ids == llm.generate(ids, GREEDY)[0].outputs[0].token_ids
+    assert len(llm.chat([talk, talk], GREEDY)) == 2
+    assert "".join(c.text for c in llm.stream_chat(talk, GREEDY)) == output.outputs[0].text
+    with pytest.raises(RequestError) as error:
+        llm.chat([], GREEDY)
+    assert error.value.param == "messages"
+
+
+def test_options(folder: Path) -> None:
+    with pytest.raises(OptionError, match="unknown option 'colour'"):
+        LLM(folder, colour="red")
+    with pytest.raises(OptionError, match="the model was made for"):
+        LLM(folder, context=10**7)
+    with pytest.raises(OptionError, match="pool_bytes must be at least"):
+        LLM(folder, pool_bytes=1)
+
+
+def test_a_pool_smaller_than_the_context(folder: Path) -> None:
+    """Case K1 on the real executor: too large is refused with numbers, what outgrows the pool ends by length."""
+    with LLM(folder, threads=1) as probe:
+        block = probe.model.plan.memory.pool.block_bytes
+    with LLM(folder, threads=1, pool_bytes=4 * block) as llm:
+        assert llm.model.plan.limits.pool_tokens == 128
+        with pytest.raises(RequestError, match="the KV pool holds 128"):
+            llm.generate([[3] * 129], GREEDY)
+        outgrown = llm.generate([[3] * 100], SamplingParams(max_tokens=100, ignore_eos=True))[0].outputs[0]
+        assert outgrown.finish_reason == "length"
+        assert len(outgrown.token_ids) == 29
+        assert len(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids) == 12
+
+
+def test_crowded_equals_alone(folder: Path, llm: LLM) -> None:
+    """Preemption, chunks and company change no greedy answer (up to near-ties, which this model does not have)."""
+    prompts = [[(7 * i + j) % 60 + 3 for j in range(5 + 11 * i)] for i in range(8)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    alone = [llm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
+    with LLM(folder, threads=1) as probe:
+        block = probe.model.plan.memory.pool.block_bytes
+    with LLM(folder, threads=1, pool_bytes=8 * block, budget=33) as crowded:
+        together = crowded.generate(prompts, params)
+        assert crowded.model.stats().preemptions > 0
+        assert [o.outputs[0].token_ids for o in together] == alone
+        assert crowded.model.stats().blocks_used == 0
+
+
+def test_a_fork_before_first_use(folder: Path) -> None:
+    with LLM(folder, threads=1, pool_bytes=1 << 22) as llm:
+        child = os.fork()
+        if child == 0:
+            try:
+                ok = len(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids) == 12
+            except BaseException:
+                ok = False
+            os._exit(0 if ok else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids) == 12
+
+
+def test_close_ends_what_runs(folder: Path) -> None:
+    llm = LLM(folder, threads=1, pool_bytes=1 << 22)
+    stream = llm.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+    next(stream)
+    closer = threading.Thread(target=llm.close)
+    closer.start()
+    assert [c.finish_reason for c in stream][-1] == "abort"
+    closer.join()
+    with pytest.raises(EngineDeadError):
+        llm.generate(PROMPT, GREEDY)
+
+
+def test_a_failing_step_reaches_everyone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.execute.local import LocalExecutor
+
+    llm = LLM(folder, threads=1, pool_bytes=1 << 22)
+    stream = llm.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+    next(stream)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the roof fell in")
+
+    monkeypatch.setattr(LocalExecutor, "run", broken)
+    last = list(stream)[-1]
+    assert last.finish_reason == "error"
+    assert "the roof fell in" in (last.error or "")
+    assert "the roof fell in" in (llm.model.dead or "")
+    with pytest.raises(EngineDeadError):
+        llm.generate(PROMPT, GREEDY)
+    llm.close()
+
+
+def test_async(folder: Path, llm: LLM) -> None:
+    want = llm.generate(PROMPT, GREEDY)[0].outputs[0]
+
+    async def main() -> None:
+        engine = await AsyncLLM.load(folder, pool_bytes=1 << 22, threads=1)
+        outputs = await asyncio.gather(*(engine.generate(PROMPT, GREEDY) for _ in range(5)))
+        assert all(o.outputs[0].token_ids == want.token_ids for o in outputs)
+        text = "".join([c.text async for c in await engine.stream(PROMPT, GREEDY)])
+        assert text == want.text
+        chat = await engine.chat([{"role": "user", "content": "hello"}], GREEDY)
+        assert (
+            chat.outputs[0].token_ids
+            == llm.chat([{"role": "user", "content": "hello"}], GREEDY)[0].outputs[0].token_ids
+        )
+        with pytest.raises(RequestError):
+            await engine.generate([])
+        task = asyncio.ensure_future(engine.generate(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        stream = engine.submit(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(stream)
+        engine.abort(stream.request_id)
+        assert [c.finish_reason async for c in stream][-1] == "abort"
+        while engine.stats().blocks_used or engine.stats().running:
+            await asyncio.sleep(0.01)
+        engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_tiny_temperatures_are_greedy(llm: LLM) -> None:
+    want = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    for temperature in (1e-8, 1e-300, 5e-324):
+        params = SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True)
+        assert llm.generate(PROMPT, params)[0].outputs[0].token_ids == want
+
+
+def test_penalties_at_the_first_token(llm: LLM) -> None:
+    """Case P4: presence and frequency look at the answer alone, repetition at the prompt too."""
+
+    def first(**fields: Any) -> dict[int, float]:
+        params = SamplingParams(temperature=1, max_tokens=1, logprobs=60, logprobs_mode="processed", seed=1, **fields)
+        return {t: p.logprob for t, p in llm.generate(PROMPT * 2, params)[0].outputs[0].logprobs[0].items()}  # type: ignore[index]
+
+    plain, presence, repetition = first(), first(presence_penalty=2.0), first(repetition_penalty=1.5)
+    assert presence == plain
+    moved = {t for t in set(plain) & set(repetition) if not math.isclose(plain[t], repetition[t], abs_tol=1e-6)}
+    gaps = {t: plain[t] - repetition[t] for t in set(plain) & set(repetition)}
+    assert moved
+    still = {round(g, 5) for t, g in gaps.items() if t not in PROMPT}
+    assert len(still) == 1, "logits outside the prompt moved against each other"
+
+
+def wait_until(condition: Any, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)

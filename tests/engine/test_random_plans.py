@@ -1,0 +1,230 @@
+"""Random schedules equal naive generation, whatever the budget, the blocks, the neighbours, preemptions and drafts."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from toy import POISON, VOCAB, Answer, Letters, Toy, Windows, naive
+
+from headrace.cache.blocks import Blocks
+from headrace.execute.plan import Plan, Row, Want
+from headrace.params import SamplingParams
+from headrace.scheduler.messages import Delta, Submit
+from headrace.scheduler.policy import Continuous, Policy
+from headrace.scheduler.request import Request
+from headrace.scheduler.scheduler import Scheduler
+
+TRIALS = 1000
+PARTS = 5
+RARE = ("shared", "stalled", "drafts", "preempted", "resumed", "windows", "abort", "error", "stop", "length")
+
+
+class Static:
+    """Batches of a fixed size that nobody joins: a stand-in, to show that the seam carries it."""
+
+    retry_s: float | None = 0.01
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.last: tuple[int, ...] = ()
+
+    def rank(self, request: Request) -> tuple[int, ...]:
+        return (request.order, request.choice)
+
+    def admits(self, waiting: Sequence[Request], running: Sequence[Request], now: float) -> int:
+        if not running:
+            self.last = waiting[: self.size][-1].rank
+        return sum(r.rank <= self.last for r in waiting)
+
+
+class ShortestFirst:
+    """By the length of the prompt: a stand-in for priorities, where newcomers overtake."""
+
+    retry_s: float | None = None
+
+    def rank(self, request: Request) -> tuple[int, ...]:
+        return (request.prompt, request.order, request.choice)
+
+    def admits(self, waiting: Sequence[Request], running: Sequence[Request], now: float) -> int:
+        return len(waiting)
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int
+    count: int
+    windows: Windows
+    budget: int
+    rows: int
+    context: int
+    policy: Policy
+    eos: frozenset[int]
+    drafts: float
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Config:
+        windows = tuple(rng.choice((None, rng.randint(1, 12))) for _ in range(rng.choice((1, 1, 2, 3))))
+        block = rng.choice((1, 2, 3, 4, 8))
+        least = max(len(windows), -(-10 // block) * len(windows))
+        return cls(
+            block=block,
+            count=rng.randint(least, least * rng.choice((2, 3, 8))),
+            windows=windows,
+            budget=rng.choice((1, 2, 3, 5, 8, 16, 64)),
+            rows=rng.choice((1, 2, 3, 5, 8, 32)),
+            context=rng.randint(8, 60),
+            policy=rng.choice((Continuous(), Continuous(), Continuous(), Static(rng.randint(1, 4)), ShortestFirst())),
+            eos=frozenset(rng.sample(range(VOCAB), rng.choice((0, 1, 1, 2)))),
+            drafts=rng.choice((0, 0, 0.5, 0.9)),
+        )
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(
+            Blocks(self.count, self.windows, self.block),
+            budget=self.budget,
+            rows=self.rows,
+            context=self.context,
+            eos=self.eos,
+            text=Letters,
+            policy=self.policy,
+        )
+
+
+def draw_params(rng: random.Random) -> SamplingParams:
+    only_prompt = rng.random() < 0.04
+    max_tokens = 0 if only_prompt else rng.choice((None, rng.randint(1, 25)))
+    return SamplingParams(
+        n=rng.choice((1, 1, 1, 1, 2, 3, 5)),
+        temperature=rng.choice((0, 1)),
+        frequency_penalty=rng.choice((0, 0, 1)),
+        logit_bias=dict.fromkeys(rng.sample(range(VOCAB), rng.choice((0, 0, 2))), -100),
+        seed=rng.choice((0, 7, -5, 2**63 - 1, *([POISON] if rng.random() < 0.1 else []))),
+        max_tokens=max_tokens,
+        min_tokens=rng.choice((0, 0, rng.randint(0, 25 if max_tokens is None else max_tokens))),
+        stop=rng.choice(((), (), ("abc", "bb"), ("dc", "adb", "c"), ("cab",))),
+        stop_token_ids=rng.choice(((), (), (1, 8))),
+        include_stop_str_in_output=rng.random() < 0.3,
+        ignore_eos=rng.random() < 0.3,
+        logprobs=rng.choice((None, 0)),
+        prompt_logprobs=0 if only_prompt else rng.choice((None, None, 0)),
+    )
+
+
+def drafted(
+    plan: Plan, scheduler: Scheduler, block: int, want: dict[tuple[int, int], Answer], share: float, rng: random.Random
+) -> Plan:
+    """The plan with drafts, right ones and wrong ones, where the row's last block has room for them."""
+    known = {r.id: r for r in scheduler.running}
+
+    def draft(row: Row) -> Row:
+        room = -(row.start + len(row.tokens)) % block
+        if row.want is not Want.TOKEN or not room or rng.random() > share:
+            return row
+        r = known[row.request]
+        count = rng.randint(1, room)
+        guess = want[r.user, r.choice].tokens[len(r.tokens) - r.prompt :][:count]
+        guess += [rng.randrange(VOCAB) for _ in range(count - len(guess))]
+        if rng.random() < 0.4:
+            guess[rng.randrange(count)] = rng.randrange(VOCAB)
+        return replace(row, tokens=row.tokens + tuple(guess), drafts=count)
+
+    return replace(plan, rows=tuple(draft(row) for row in plan.rows))
+
+
+def collect(got: dict[tuple[int, int], Answer], deltas: list[Delta]) -> None:
+    for d in deltas:
+        got.setdefault((d.request, d.choice), Answer()).add(d)
+
+
+def check_plan(plan: Plan, config: Config) -> None:
+    assert sum(len(row.tokens) for row in plan.rows) <= config.budget
+    assert len(plan.rows) <= config.rows
+    assert all(row.tokens for row in plan.rows)
+
+
+def trial(seed: int) -> Counter[str]:
+    """One random configuration to its end. How often what is worth testing happened."""
+    rng = random.Random(seed)
+    config = Config.draw(rng)
+    scheduler, toy = config.scheduler(), Toy(config.count, config.block, config.windows)
+    most = min(config.context, scheduler.blocks.most_tokens + 1)
+    seen: Counter[str] = Counter()
+    arrivals: dict[int, list[Submit]] = {}
+    aborts: dict[int, list[int]] = {}
+    want: dict[tuple[int, int], Answer] = {}
+    for user in range(rng.randint(1, 10)):
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, most - 1)))
+        params = draw_params(rng)
+        at = rng.randint(0, 30)
+        arrivals.setdefault(at, []).append(Submit(user, prompt, params, time.monotonic()))
+        if rng.random() < 0.15:
+            aborts.setdefault(at + rng.randint(0, 20), []).append(user)
+        for choice in range(params.n):
+            want[user, choice] = naive(prompt, params, choice, config.windows, config.eos, most)
+    got: dict[tuple[int, int], Answer] = {}
+    step = 0
+    while step <= 50 or scheduler.running or scheduler.waiting:
+        for message in arrivals.pop(step, ()):
+            assert scheduler.submit(message) == []
+        for user in aborts.pop(step, ()):
+            collect(got, scheduler.abort(user))
+        scheduler.check()
+        if (plan := scheduler.plan()) is not None:
+            check_plan(plan, config)
+            seen["shared"] += sum(row.shared > 0 for row in plan.rows)
+            seen["resumed"] += sum(len(a.tokens) > a.prompt for a in plan.admitted)
+            seen["stalled"] += len(scheduler.running) > len(plan.rows)
+            if config.drafts:
+                plan = drafted(plan, scheduler, config.block, want, config.drafts, rng)
+                seen["drafts"] += sum(row.drafts for row in plan.rows)
+            collect(got, scheduler.commit(plan, toy.run(plan)))
+        else:
+            assert not scheduler.running
+        scheduler.check()
+        step += 1
+        assert step < 20000, "it does not end"
+    if (plan := scheduler.plan()) is not None:
+        assert not plan.rows
+        toy.run(plan)
+    stats = scheduler.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+    assert not toy.states, "the executor still keeps somebody"
+    assert got.keys() == want.keys(), "somebody was lost"
+    for key, answer in got.items():
+        compare(answer, want[key], seen)
+    assert stats.tokens_out == sum(len(a.tokens) for a in got.values())
+    seen["windows"] += any(config.windows)
+    seen["preempted"] += stats.preemptions
+    return seen
+
+
+def compare(got: Answer, want: Answer, seen: Counter[str]) -> None:
+    seen[got.finish or "none"] += 1
+    if got.finish in ("abort", "error"):
+        n = len(got.tokens)
+        assert got.tokens == want.tokens[:n]
+        assert got.pieces == want.pieces[:n]
+        assert got.text == "".join(got.pieces)
+        assert got.logprobs == want.logprobs[:n]
+        assert got.prompt_logprobs == want.prompt_logprobs[: len(got.prompt_logprobs)]
+        assert (got.error is not None) == (got.finish == "error")
+    else:
+        assert got == want
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_schedules_equal_naive_generation(part: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(part * TRIALS // PARTS, (part + 1) * TRIALS // PARTS):
+        try:
+            seen += trial(seed)
+        except Exception as error:
+            error.add_note(f"trial({seed})")
+            raise
+    rare = {k: seen[k] for k in RARE}
+    assert min(rare.values()) >= 10, f"too seldom to prove anything: {rare}"

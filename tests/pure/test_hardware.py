@@ -1,0 +1,198 @@
+"""Hardware facts from made-up machines: a folder with the files that Linux would show (case O1's tree)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from headrace import hardware
+
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+V1_CPU = "33 25 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct"
+V1_MEMORY = "34 25 0:30 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def v2(root: Path, group: str, files: dict[str, str], mount: str = V2) -> Path:
+    """`files` by path below /sys/fs/cgroup."""
+    return tree(
+        root,
+        {"proc/self/cgroup": f"0::{group}", "proc/self/mountinfo": mount}
+        | {f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("quota", "affinity", "count"),
+    [
+        ("200000 100000", 8, 2),  # docker run --cpus=2
+        ("150000 100000", 8, 1),  # CPUQuota=150%
+        ("50000 100000", 8, 1),  # less than one core
+        ("max 100000", 8, 8),
+        ("800000 100000", 2, 2),  # taskset, cpuset
+        ("390000 100000", 4, 3),
+        ("4000 1000", 16, 4),
+        ("", 3, 3),
+        ("nonsense", 3, 3),
+    ],
+)
+def test_o1_quota_of_version_2(tmp_path: Path, quota: str, affinity: int, count: int) -> None:
+    root = v2(tmp_path, "/user.slice/app", {"user.slice/app/cpu.max": quota})
+    granted = hardware.granted_cores(root, affinity)
+    assert granted.count == count
+    assert ("quota of" in granted.reason) == (count < affinity)
+
+
+def test_o1_the_least_quota_up_the_tree_counts(tmp_path: Path) -> None:
+    files = {
+        "cpu.max": "600000 100000",
+        "a/cpu.max": "300000 100000",
+        "a/b/cpu.max": "max 100000",
+        "a/b/c/cpu.max": "400000 100000",
+        "a/other/cpu.max": "100000 100000",
+    }
+    assert hardware.granted_cores(v2(tmp_path, "/a/b/c", files), 8).count == 3
+
+
+def test_o1_quota_of_version_1(tmp_path: Path) -> None:
+    cpu = "sys/fs/cgroup/cpu,cpuacct"
+    files = {
+        "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/docker/one\n1:name=systemd:/y\n0::/",
+        "proc/self/mountinfo": "\n".join([V1_MEMORY, V1_CPU]),
+        f"{cpu}/docker/one/cpu.cfs_quota_us": "250000",
+        f"{cpu}/docker/one/cpu.cfs_period_us": "100000",
+        f"{cpu}/docker/cpu.cfs_quota_us": "-1",
+        f"{cpu}/docker/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/memory/x/cpu.cfs_quota_us": "100000",
+        "sys/fs/cgroup/memory/x/cpu.cfs_period_us": "100000",
+    }
+    assert hardware.granted_cores(tree(tmp_path, files), 8).count == 2
+
+
+def test_o1_both_versions_side_by_side(tmp_path: Path) -> None:
+    """A hybrid tree: version 1 has the controller, version 2 is mounted beside it without."""
+    cpu = "sys/fs/cgroup/cpu,cpuacct"
+    files = {
+        "proc/self/cgroup": "3:cpu,cpuacct:/one\n0::/two",
+        "proc/self/mountinfo": V1_CPU + "\n" + V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
+        f"{cpu}/one/cpu.cfs_quota_us": "300000",
+        f"{cpu}/one/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/unified/two/cgroup.procs": "1",
+    }
+    assert hardware.granted_cores(tree(tmp_path, files), 8).count == 3
+
+
+@pytest.mark.parametrize(
+    ("group", "mount_root"),
+    [
+        ("/docker/abc", "/docker/abc"),  # no namespace: the host's path, and a mount of just this group
+        ("/", "/"),  # a namespace of its own
+        ("/../../other", "/"),  # a namespace that this process lies outside of
+        ("/elsewhere", "/docker/abc"),
+    ],
+)
+def test_o1_inside_a_container(tmp_path: Path, group: str, mount_root: str) -> None:
+    mount = V2.replace(" / /sys", f" {mount_root} /sys")
+    assert hardware.granted_cores(v2(tmp_path, group, {"cpu.max": "200000 100000"}, mount), 8).count == 2
+
+
+def test_o1_a_group_below_the_mounted_one(tmp_path: Path) -> None:
+    mount = V2.replace(" / /sys", " /docker/abc /sys")
+    root = v2(tmp_path, "/docker/abc/inner", {"inner/cpu.max": "100000 100000", "cpu.max": "max 100000"}, mount)
+    assert hardware.granted_cores(root, 8).count == 1
+
+
+def test_o1_no_files_at_all(tmp_path: Path) -> None:
+    assert hardware.granted_cores(tmp_path, 5).count == 5
+    assert hardware.granted_cores(tmp_path, 0).count == 1
+    assert hardware.granted_memory(tmp_path) == 0
+    assert hardware.read_machine(tmp_path).processors == 0
+
+
+def test_o1_threads_option_wins_and_omp_num_threads_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = v2(tmp_path, "/", {"cpu.max": "150000 100000"})
+    with caplog.at_level(logging.INFO):
+        own = hardware.threads(None, root=root, affinity=4, environ={"OMP_NUM_THREADS": "7"})
+        asked = hardware.threads(3, root=root, affinity=4, environ={})
+    assert own == hardware.Granted(1, "CPU quota of 1.5 cores, 4 in the process's affinity")
+    assert asked.count == 3
+    assert "--threads" in asked.reason
+    assert "1 granted" in asked.reason
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "1 compute threads: CPU quota of 1.5 cores, 4 in the process's affinity"
+    assert lines[1] == "OMP_NUM_THREADS=7 is ignored; use --threads"
+    assert len(lines) == 3
+
+
+MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\nHugePages_Total: 0"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8_000_000 * 1024),
+        ({"a/b/memory.max": "max"}, 8_000_000 * 1024),
+        ({"a/b/memory.max": "1000000", "a/b/memory.current": "300000"}, 700_000),
+        ({"a/memory.max": "1000000"}, 1_000_000),
+        ({"a/b/memory.max": "1000000", "a/b/memory.high": "600000"}, 600_000),
+        ({"a/b/memory.max": "100", "a/b/memory.current": "300"}, 0),
+        (
+            {"a/b/memory.max": "1000", "a/b/memory.current": "700", "a/b/memory.stat": "anon 5\ninactive_file 200"},
+            500,
+        ),
+        ({"a/b/memory.max": "2000", "a/memory.max": "1500", "a/memory.current": "1400"}, 100),
+    ],
+)
+def test_memory_of_version_2(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    root = v2(tree(tmp_path, {"proc/meminfo": MEMINFO}), "/a/b", files)
+    assert hardware.granted_memory(root) == expected
+
+
+def test_memory_of_version_1(tmp_path: Path) -> None:
+    memory = "sys/fs/cgroup/memory"
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "4:memory:/x/y",
+        "proc/self/mountinfo": V1_MEMORY,
+        f"{memory}/x/y/memory.limit_in_bytes": str(9223372036854771712),
+        f"{memory}/x/memory.limit_in_bytes": "5000",
+        f"{memory}/x/memory.usage_in_bytes": "3000",
+        f"{memory}/x/memory.stat": "inactive_file 1\ntotal_inactive_file 500",
+    }
+    assert hardware.granted_memory(tree(tmp_path, files)) == 2500
+
+
+def test_the_machine(tmp_path: Path) -> None:
+    def processor(number: int, core: int, flags: str) -> str:
+        return (
+            f"processor\t: {number}\nmodel name\t: Some CPU\nphysical id\t: 0\ncore id\t\t: {core}\nflags\t\t: {flags}"
+        )
+
+    cache = "sys/devices/system/cpu/cpu0/cache"
+    files = {
+        "proc/cpuinfo": "\n\n".join(
+            [processor(n, n // 2, "fpu avx2 fma avx512f" + (" amx_int8" if n else "")) for n in range(4)]
+        ),
+        **{f"{cache}/index0/{k}": v for k, v in {"level": "1", "type": "Data", "size": "48K"}.items()},
+        **{f"{cache}/index1/{k}": v for k, v in {"level": "1", "type": "Instruction", "size": "32K"}.items()},
+        **{f"{cache}/index2/{k}": v for k, v in {"level": "2", "type": "Unified", "size": "2048K"}.items()},
+        **{f"{cache}/index3/{k}": v for k, v in {"level": "3", "type": "Unified", "size": "105M"}.items()},
+    }
+    assert hardware.read_machine(tree(tmp_path, files)) == hardware.Machine(
+        "Some CPU", frozenset({"avx2", "fma", "avx512f"}), 4, 2, {"L1d": 48 << 10, "L2": 2 << 20, "L3": 105 << 20}
+    )
+
+
+def test_this_machine_answers() -> None:
+    assert hardware.machine().processors >= hardware.granted_cores().count >= 1
+    assert hardware.granted_memory() > 0
+    assert hardware.machine() is hardware.machine()

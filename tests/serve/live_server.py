@@ -1,0 +1,56 @@
+"""A real uvicorn on a free port, in a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import uvicorn
+
+from headrace.serve.app import create_app
+
+
+class LiveServer:
+    """Serves what `load` makes; `with LiveServer(...) as live` waits until it listens, not until it is ready."""
+
+    def __init__(self, load: Callable[[], Any], **options: Any) -> None:
+        self.app = create_app(load, **options)
+        config = uvicorn.Config(
+            self.app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.port = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._sock],), daemon=True)
+
+    def __enter__(self) -> LiveServer:
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self._server.started:
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    def wait_ready(self, seconds: float = 10) -> LiveServer:
+        deadline = time.monotonic() + seconds
+        while httpx.get(self.url + "/health").status_code != 200:
+            assert time.monotonic() < deadline, "the server did not become ready"
+            time.sleep(0.01)
+        return self

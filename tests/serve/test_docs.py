@@ -1,0 +1,67 @@
+"""docs/api.md says of every field what the code does. `python tests/serve/test_docs.py` writes its tables anew."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from headrace.serve.bodies import ChatBody, CompletionBody
+from headrace.serve.fields import CHAT, COMPLETIONS, IGNORED, Refused
+from headrace.serve.messages import REFUSED as REFUSED_KEYS
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+
+
+def supported(body: type[BaseModel]) -> str:
+    rows = [f"| `{name}` | {field.description} |" for name, field in body.model_fields.items()]
+    return "\n".join(["| field | meaning |", "|---|---|", *rows])
+
+
+def refused(fields: Mapping[str, Refused]) -> str:
+    rows = []
+    for name, rule in sorted(fields.items()):
+        accepted = ", ".join(f"`{json.dumps(value)}`" for value in (None, *rule.neutral))
+        rows.append(f"| `{name}` | {rule.why} | {accepted} |")
+    return "\n".join(["| field | why, or what to use | still accepted |", "|---|---|---|", *rows])
+
+
+TABLES = {
+    "chat": supported(ChatBody),
+    "completions": supported(CompletionBody),
+    "ignored": "\n".join(
+        [
+            "| field | why it is harmless |",
+            "|---|---|",
+            *(f"| `{name}` | {why} |" for name, why in sorted(IGNORED.items())),
+        ]
+    ),
+    "refused-chat": refused(CHAT),
+    "refused-completions": refused(COMPLETIONS),
+    "refused-keys": "\n".join(
+        ["| key | why |", "|---|---|", *(f"| `{key}` | {why} |" for key, why in sorted(REFUSED_KEYS.items()))]
+    ),
+}
+
+
+def written(page: str) -> str:
+    """The page with its tables as the code has them; each stands between two comments."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- table: {name} -->", "<!-- end -->"
+        page, count = re.subn(
+            rf"{re.escape(begin)}\n.*?{end}", lambda _, new=f"{begin}\n{table}\n{end}": new, page, flags=re.DOTALL
+        )
+        assert count == 1, f"docs/api.md has {count} places for the table {name}"
+    return page
+
+
+def test_tables_are_what_the_code_does() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == written(page), "run `python tests/serve/test_docs.py`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

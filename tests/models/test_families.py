@@ -40,9 +40,7 @@ def test_a_bf16_pool_rounds_keys_and_values_only(checkpoint: Path, theirs: np.nd
 
 def _everywhere(spec: Spec, **changes: Any) -> Spec:
     """The spec with changed facts of attention in every layer."""
-    return replace(
-        spec, blocks=tuple(replace(b, attention=replace(b.attention, **changes)) for b in spec.blocks)
-    )
+    return replace(spec, blocks=tuple(replace(b, attention=replace(b.attention, **changes)) for b in spec.blocks))
 
 
 def _each_block(spec: Spec, **changes: Any) -> Spec:
@@ -108,7 +106,9 @@ def test_sharded_files_and_half_floats_load_alike(family: str, tmp_path: Path) -
     assert difference(Model.open(folder).logits(PROMPT), theirs) < TOLERANCE
 
 
-@pytest.mark.parametrize("overrides", [{"num_key_value_heads": 1}, {"num_key_value_heads": 4}, {"attention_bias": True}])
+@pytest.mark.parametrize(
+    "overrides", [{"num_key_value_heads": 1}, {"num_key_value_heads": 4}, {"attention_bias": True}]
+)
 def test_head_counts_and_biases_are_facts_of_the_checkpoint(overrides: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "llama", mlp_bias=True, **overrides)
     assert difference(Model.open(folder).logits(PROMPT), transformers_logits(folder, PROMPT)) < TOLERANCE

@@ -58,9 +58,7 @@ def test_w1_each_norm_of_gemma_counts_once(tmp_path: Path) -> None:
     assert len(norms) == 7
     for name in norms:
         for by in (-1, 1):
-            file = write_gguf(
-                tmp_path / "one.gguf", folder, tensors={name: tensors_of(folder)[name] + np.float32(by)}
-            )
+            file = write_gguf(tmp_path / "one.gguf", folder, tensors={name: tensors_of(folder)[name] + np.float32(by)})
             assert difference(Model.open(file).logits(PROMPT), theirs) > 10 * TOLERANCE, (name, by)
 
 

@@ -102,7 +102,9 @@ def test_every_spelling_of_the_keys(spelling: str) -> None:
     else:
         key = spelling.removeprefix("rope_scaling with ")
         config = {**base, "rope_theta": 5e5, "rope_scaling": {**inside, key: "llama3"}}
-    expected = parse(Facts({**base, "rope_theta": 5e5, "rope_scaling": {**inside, "rope_type": "llama3"}}), 64, theta=1e4)
+    expected = parse(
+        Facts({**base, "rope_theta": 5e5, "rope_scaling": {**inside, "rope_type": "llama3"}}), 64, theta=1e4
+    )
     assert parse(Facts(config), 64, theta=1e4) == expected
     assert expected.theta == 5e5
     assert "trained=1024" in repr(expected)
@@ -126,7 +128,9 @@ def test_w5_logits_far_out(variant: str, tmp_path: Path) -> None:
 
 def test_w5_short_longrope(tmp_path: Path) -> None:
     parameters = {**VARIANTS["longrope"], "rope_theta": 10_000.0}
-    folder = tiny_checkpoint(tmp_path, "llama", **{**SMALL, "max_position_embeddings": 8192}, rope_parameters=parameters)
+    folder = tiny_checkpoint(
+        tmp_path, "llama", **{**SMALL, "max_position_embeddings": 8192}, rope_parameters=parameters
+    )
     theirs = transformers_logits(folder, PROMPT[:1001])
     model = Model.open(folder)
     assert difference(model.logits(PROMPT[:1001], context=2048), theirs) < TOLERANCE
@@ -149,9 +153,7 @@ def test_w5_gemma3_far_out(tmp_path: Path) -> None:
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     }
-    folder = tiny_checkpoint(
-        tmp_path, "gemma3_text", num_hidden_layers=6, num_attention_heads=2, rope_parameters=rope
-    )
+    folder = tiny_checkpoint(tmp_path, "gemma3_text", num_hidden_layers=6, num_attention_heads=2, rope_parameters=rope)
     theirs = transformers_logits(folder, PROMPT[:3001], attention="sdpa")[[10, 1000, 3000]]
     ours = Model.open(folder).logits(PROMPT[:3001], chunks=[999, 1030], wanted=[10, 1000, 3000])
     assert difference(ours, theirs) < TOLERANCE
@@ -181,7 +183,10 @@ def test_gemma3_configs_of_every_age() -> None:
         ({"rope_type": "linear", "factor": "8"}, "rope_parameters.factor is '8': must be a finite number"),
         ({"rope_type": "linear", "factor": 0}, "rope_parameters.factor is 0.0: must be above 0"),
         ({"rope_type": "llama3", "factor": 8.0}, "no rope_parameters.low_freq_factor"),
-        ({"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}, "short_factor has 1 numbers: must be 16"),
+        (
+            {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]},
+            "short_factor has 1 numbers: must be 16",
+        ),
         ({"partial_rotary_factor": 0.1}, "over 3 channels: must be even"),
         ({"partial_rotary_factor": 2.0}, "over 64 channels of a head that has 32"),
         ({"rope_theta": -1.0}, "rope_theta is -1.0: must be above 1"),

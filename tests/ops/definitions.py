@@ -103,7 +103,8 @@ def _attend(case: Case) -> np.ndarray:
                     scores = cap * np.tanh(scores / cap)
                 chances = np.exp(scores - scores.max())
                 chances /= chances.sum()
-                out[token, head * dim : (head + 1) * dim] = sum(c * cell[1, of] for c, cell in zip(chances, cells, strict=True))
+                mixed = sum(chance * cell[1, of] for chance, cell in zip(chances, cells, strict=True))
+                out[token, head * dim : (head + 1) * dim] = mixed
     return out
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.ops.calling import call, index_of
 
 from headrace.ops import attention
 from headrace.ops.attention import ATTEND, STORE
 from headrace.ops.op import Case
+from tests.ops.calling import call, index_of
 
 CASES = [pytest.param(case, id=case.name) for case in ATTEND.cases(np.random.default_rng(3))]
 

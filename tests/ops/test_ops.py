@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ops.calling import call
-from tests.ops.definitions import DEFINITIONS
 
 from headrace.ops.op import Case, Implementation, Op
 from headrace.ops.registry import OPS
+from tests.ops.calling import call
+from tests.ops.definitions import DEFINITIONS
 
 IMPLEMENTATIONS = [
     pytest.param(op, implementation, id=f"{op.kind}-{name}")

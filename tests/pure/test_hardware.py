@@ -72,6 +72,8 @@ def test_o1_quota_of_version_1(tmp_path: Path) -> None:
         f"{cpu}/docker/one/cpu.cfs_period_us": "100000",
         f"{cpu}/docker/cpu.cfs_quota_us": "-1",
         f"{cpu}/docker/cpu.cfs_period_us": "100000",
+        f"{cpu}/x/cpu.cfs_quota_us": "100000",
+        f"{cpu}/x/cpu.cfs_period_us": "100000",
         "sys/fs/cgroup/memory/x/cpu.cfs_quota_us": "100000",
         "sys/fs/cgroup/memory/x/cpu.cfs_period_us": "100000",
     }
@@ -97,12 +99,14 @@ def test_o1_both_versions_side_by_side(tmp_path: Path) -> None:
         ("/docker/abc", "/docker/abc"),  # no namespace: the host's path, and a mount of just this group
         ("/", "/"),  # a namespace of its own
         ("/../../other", "/"),  # a namespace that this process lies outside of
-        ("/elsewhere", "/docker/abc"),
+        ("/elsewherex/inner", "/docker/abc"),  # a mount of somebody else's group
     ],
 )
 def test_o1_inside_a_container(tmp_path: Path, group: str, mount_root: str) -> None:
     mount = V2.replace(" / /sys", f" {mount_root} /sys")
-    assert hardware.granted_cores(v2(tmp_path, group, {"cpu.max": "200000 100000"}, mount), 8).count == 2
+    root = v2(tmp_path, group, {"cpu.max": "200000 100000", "inner/cpu.max": "100000 100000"}, mount)
+    tree(tmp_path, {"sys/other/cpu.max": "100000 100000"})
+    assert hardware.granted_cores(root, 8).count == 2
 
 
 def test_o1_a_group_below_the_mounted_one(tmp_path: Path) -> None:

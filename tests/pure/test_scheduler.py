@@ -92,9 +92,8 @@ def test_rows_and_wants_of_chunks() -> None:
 def test_no_more_rows_than_asked_for() -> None:
     rig = Rig(rows=3)
     users = [rig.submit(prompt(2, i), max_tokens=5) for i in range(7)]
-    rig.step()
-    assert (len(rig.scheduler.running), len(rig.scheduler.waiting)) == (3, 4)
-    rig.run()
+    while rig.step():
+        assert len(rig.scheduler.running) <= 3
     assert max(len(p.rows) for p in rig.plans) == 3
     assert [rig.got[u, 0] for u in users] == [rig.naive(prompt(2, i), max_tokens=5) for i, u in enumerate(users)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,29 @@ from live_server import LiveServer
 
 from headrace.engine.llm import AsyncLLM
 
-PROMPTS = ["\n2. A farm with 15", "Über 中文 und 😀👩‍👩‍👧", "def f(x):\n\treturn x  # ", "<|im_start|>user\nhi<|im_end|>\n"]
+PROMPTS = [
+    "\n2. A farm with 15",
+    "Über 中文 und 😀👩‍👩‍👧",
+    "def f(x):\n\treturn x  # ",
+    "<|im_start|>user\nhi<|im_end|>\n",
+]
 
 
 @pytest.fixture(scope="module")
-def url(smollm2: Path) -> Iterator[str]:
-    with LiveServer(lambda: AsyncLLM(smollm2, context=512)) as live:
-        yield live.wait_ready(120).url
+def served(smollm2: Path) -> Iterator[tuple[str, AsyncLLM]]:
+    kept: list[AsyncLLM] = []
+
+    def load() -> AsyncLLM:
+        kept.append(AsyncLLM(smollm2, context=512, threads=1))
+        return kept[0]
+
+    with LiveServer(load) as live:
+        yield live.wait_ready(120).url, kept[0]
+
+
+@pytest.fixture
+def url(served: tuple[str, AsyncLLM]) -> str:
+    return served[0]
 
 
 @pytest.fixture
@@ -86,6 +104,11 @@ def test_v1_v2_v5_refused_and_served_again(url: str, prompt: Any) -> None:
     refused = httpx.post(f"{url}/v1/completions", json={"prompt": prompt}, timeout=60)
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"].startswith("prompt")
+    served = httpx.post(f"{url}/v1/completions", json={"prompt": "ok", "max_tokens": 1}, timeout=60)
+    assert served.status_code == 200
+
+
+def test_v5_the_last_place_of_the_context(url: str) -> None:
     served = httpx.post(f"{url}/v1/completions", json={"prompt": [1] * 511}, timeout=60).json()
     assert served["choices"][0]["finish_reason"] == "length"
     assert served["usage"]["completion_tokens"] == 1
@@ -101,11 +124,16 @@ def test_v5_five_megabytes(url: str) -> None:
         assert b"[DONE]" in running.read()
 
 
-def test_leaving_ends_the_request(url: str) -> None:
-    """After a client has left, nothing of its request runs on: a fresh one has the machine to itself."""
-    body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "n": 4, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_raw())
-    quick = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
-    assert quick.status_code == 200
-    assert quick.elapsed.total_seconds() < 10
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_ends_the_request(served: tuple[str, AsyncLLM], stream: bool) -> None:
+    url, llm = served
+    body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "n": 4, "stream": stream}
+    before = llm.stats().tokens_out
+    with contextlib.suppress(httpx.ReadTimeout), httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=1) as r:
+        next(r.iter_raw())
+    assert llm.stats().tokens_out > before, "it had begun"
+    deadline = time.monotonic() + 10
+    while (stats := llm.stats()).running or stats.waiting or stats.blocks_used:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.02)
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60).status_code == 200

@@ -28,7 +28,8 @@ TEXTS: tuple[str, ...] = (
     "안녕하세요 세계! 각\u1100\u1161\u11a8 한국어",
     "مرحبا بالعالم ١٢٣ שלום עולם नमस्ते दुनिया १२३ สวัสดีชาวโลก ๑๒๓",
     "Привет, мир! Ελληνικά άλφα Übergrößenträger naïve façade Œuvre ǅ İstanbul ßẞ",
-    "\U0001f600\U0001f3fd \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308 \u2615\ufe0f 1\ufe0f\u20e3 \U0001f1e9\U0001f1ea",
+    "\U0001f600\U0001f3fd \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308",
+    "\u2615\ufe0f 1\ufe0f\u20e3 \U0001f1e9\U0001f1ea",
     "e\u0301 \u00e9 a\u0308\u0323 \u1e69 s\u0323\u0307 Z\u0351\u036b\u0343a\u0335l\u0321g\u0300o\u0322",
     "\u212b \u2126 \ufb01 \u00bd \u00b2 \u2163 \u2460 \uff21 \u0958 \u1100\u1161",
     "a\u00a0b\u3000c\u2028d\u2029e\u2003f\u200bg\u202fh\u205fi\u1680j\u180ek\ufeffl\u0085m",
@@ -48,7 +49,8 @@ TEXTS: tuple[str, ...] = (
     "x0 1 22 333 4444 55555 1e10 0x1F 1_000 1.000.000,00 -5 +7 \u00bc\u2153",
     "items:\n\n1. one\n\n\n22. two\n   3. three\t4\u00a05",
     "a  1   22 \n 3\n\n4",
-    "!!! ??? ... --- === *** /// \\\\\\ ~~~ @@@ ### $$$ %%% ^^^ &&& ((( ))) [[[ ]]] {{{ }}} <<< >>> ||| ;;; ''' \"\"\" ```",
+    "!!! ??? ... --- === *** /// \\\\\\ ~~~ @@@ ### $$$ %%% ^^^ &&& ((( ))) [[[ ]]] {{{ }}}",
+    "<<< >>> ||| ;;; ''' \"\"\" ```",
     "don''t 'quoted' ''s 'S 'LL \u2019s \u2019ll",
     "".join(map(chr, range(32))) + "\x7f" + "".join(map(chr, range(0x80, 0xA0))),
     "a\x00b\x00\x00c",
@@ -70,7 +72,8 @@ TEXTS: tuple[str, ...] = (
     "abababababababababab hahahahahahaha ......................... ----------------------------------",
     "Pneumonoultramicroscopicsilicovolcanoconiosis Donaudampfschifffahrtsgesellschaftskapit\u00e4n",
     "\\n \\t \\u0041 \\x41 %0A &#10; \\\\",
-    "I\u2764\ufe0f\U0001f1fa\U0001f1f8 5\u00d73\u00f72\u22601 \u2211\u222b\u221a\u221e \u2190\u2192 \u2588\u2591 \u250c\u2500\u2510",
+    "I\u2764\ufe0f\U0001f1fa\U0001f1f8 5\u00d73\u00f72\u22601 \u2211\u222b\u221a\u221e",
+    "\u2190\u2192 \u2588\u2591 \u250c\u2500\u2510",
 )
 
 

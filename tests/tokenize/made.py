@@ -20,7 +20,7 @@ def spelled(text: str) -> str:
 
 
 def byte_level(words: tuple[str, ...] = (), controls: tuple[str, ...] = (), **keys: Any) -> dict[str, Any]:
-    """Ids 0 to 255 are the bytes, then the words (each merged from its first characters and its last), then controls."""
+    """Ids 0 to 255 are the bytes, then the words (each merged from its beginning and its last byte), then controls."""
     tokens = [_SPELLED[byte] for byte in range(256)]
     merges = []
     for word in words:

@@ -3,8 +3,8 @@
     PYTHONPATH=. python tests/tokenize/make_golden.py FILE.gguf [FILE.gguf ...]
 
 Needs transformers (the `test` extra). One JSON per vocabulary is written beside this script: for each text the ids with
-control tokens parsed, for those texts where it makes a difference also the ids with split_special_tokens, and a digest of
-the ids of the large text.
+control tokens parsed, for those texts where it makes a difference also the ids with split_special_tokens, and a digest
+of the ids of the large text.
 
 transformers 5.24 cuts SmolLM2's text as GPT-2 does, although the file asks for `smollm` (each digit alone). Then white
 space before a digit is cut otherwise than by the model's own tokenizer.json and by llama.cpp. Where that shows, the ids

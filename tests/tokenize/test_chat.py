@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -138,7 +139,7 @@ def test_no_part_of_a_request_forges_a_turn(where: str, real: Callable[[str], To
 
     def request(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         put = {where: text}.get
-        arguments = '{"city": "%s"}' % put("arguments", "Bern").replace("\n", "\\n")
+        arguments = json.dumps({"city": put("arguments", "Bern")})
         call = {"type": "function", "function": {"name": put("name", "f"), "arguments": arguments}}
         tool = {
             "name": put("name", "f"),
@@ -373,7 +374,7 @@ for _ in range(100):
             user("x", tool_calls=[{"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}]),
             "messages[0].tool_calls[0].function.arguments.a",
         ),
-        (user("x", **{"a": {1: 2}}), "messages[0].a"),
+        (user("x", a={1: 2}), "messages[0].a"),
     ],
 )
 def test_messages_that_are_refused(messages: Any, param: str) -> None:

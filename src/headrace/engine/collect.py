@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.tokenize.tokenizer import Tokenizer
-
 from headrace.engine.outputs import Chunk, CompletionOutput, Logprob, Logprobs, RequestOutput
 from headrace.execute.plan import TokenLogprob
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta
+from headrace.tokenize.tokenizer import Tokenizer
 
 
 class Collector:
@@ -36,7 +35,9 @@ class Collector:
         choice = self.output.outputs[delta.choice]
         logprobs = self._logprobs(delta) if self._wants_logprobs else None
         if self.output.prompt_logprobs is not None and delta.choice == 0:
-            self.output.prompt_logprobs += [p and self._position(p, None) for p in delta.prompt_logprobs]
+            self.output.prompt_logprobs += [
+                None if p is None else self._position(p, None) for p in delta.prompt_logprobs
+            ]
         choice.text += delta.text
         choice.token_ids += delta.tokens
         choice.pieces += delta.pieces

@@ -15,14 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.tokenize.tokenizer import Tokenizer
-
-from headrace.engine.build import Loaded, Progress, load
+from headrace.engine.build import Loaded, load
 from headrace.engine.collect import Collector
 from headrace.engine.outputs import Chunk, RequestOutput
 from headrace.errors import EngineDeadError, RequestError
+from headrace.loading.progress import Progress
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta
+from headrace.scheduler.scheduler import Stats
+from headrace.tokenize.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -53,7 +54,7 @@ class LLM:
         `params` is one for all or one for each. All are judged before any starts: RequestError names what is wrong.
         `parse_special` lets the names of control tokens in text stand for the tokens.
         """
-        texts = [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        texts = [prompts] if _is_prompt(prompts) else list(prompts)
         if not texts:
             raise RequestError("prompts must not be an empty list", "prompts")
         encoded = [_encode(self.tokenizer, p, parse_special) for p in texts]  # type: ignore[arg-type]
@@ -189,8 +190,8 @@ class AsyncLLM:
         """Why the engine stopped; None while it lives."""
         return self.model.dead
 
-    def stats(self) -> Mapping[str, float]:
-        """Counters and gauges of the engine, see `Engine.stats`."""
+    def stats(self) -> Stats:
+        """Gauges and counters of the engine."""
         return self.model.stats()
 
     async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:

@@ -19,7 +19,7 @@ LOCAL_THETA = 10_000.0
 
 def gemma2(config: Mapping[str, Any]) -> Spec:
     """Every other layer local, from the first on; scores and logits capped (50 and 30 unless the config says null)."""
-    facts = Facts({"head_dim": 256, **config})
+    facts = Facts({"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, **config})
     layers = facts.integer("num_hidden_layers")
     kinds = layer_types(facts, tuple(FULL if i % 2 else SLIDING for i in range(layers)))
     rope = parse(facts, facts.integer("head_dim"), theta=10_000.0)

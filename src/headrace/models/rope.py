@@ -78,6 +78,8 @@ class Rope:
             raise ValueError(f"rotary embedding over {self.dim} channels: must be even and at least 2")
         if not self.theta > 1:
             raise ValueError(f"rope_theta is {self.theta}: must be above 1")
+        if isinstance(self.scaling, Dynamic) and self.dim < 4:
+            raise ValueError(f"dynamic scaling over {self.dim} channels: must be at least 4")
         if isinstance(self.scaling, LongRope):
             for name, divisors in (("short_factor", self.scaling.short), ("long_factor", self.scaling.long)):
                 if len(divisors) != self.dim // 2:

@@ -106,12 +106,11 @@ def _tile(
 ) -> Tile:
     count = int((seen_to - seen_from).max()) + 1
     numbers = seen_from[:, None] + np.arange(count)
-    beyond = numbers > seen_to[:, None]
-    ids = np.take_along_axis(table, np.where(beyond, seen_to[:, None], numbers), 1).astype(np.int64)
+    ids = np.take_along_axis(table, np.minimum(numbers, seen_to[:, None]), 1).astype(np.int64)
     lines = (ids[:, None, :] * 2 * kv_heads + np.arange(kv_heads)[:, None]).reshape(-1)
     at = positions[tokens][:, :, None]
     key = (numbers[:, :, None] * block + np.arange(block)).reshape(len(tokens), 1, -1)
-    masked = (key > at) | np.repeat(beyond, block, 1)[:, None, :]
+    masked = key > at
     if window is not None:
         masked |= key <= at - window
     return Tile(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(lines), torch.from_numpy(masked[:, None]))
@@ -172,7 +171,7 @@ class _Shape:
 _SHAPES = {
     "decode, grouped heads": _Shape(((0, 1), (31, 1), (32, 1), (200, 1))),
     "chunks and decode, one key head": _Shape(((0, 70), (40, 1), (64, 33)), kv_heads=1),
-    "a window": _Shape(((0, 100), (150, 1), (90, 3)), window=40),
+    "a window": _Shape(((0, 100), (150, 1), (90, 3), (160, 1)), window=40),
     "a window of one, own key heads": _Shape(((0, 5), (33, 1)), window=1, kv_heads=4),
     "capped scores": _Shape(((0, 9), (37, 1)), softcap=5.0),
     "a bf16 pool": _Shape(((0, 40), (63, 1), (95, 1)), bf16=True),

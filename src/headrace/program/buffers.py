@@ -48,37 +48,29 @@ def last_uses(ops: Sequence[Operation], keep: Sequence[str]) -> tuple[tuple[str,
 def plan_buffers(program: Program, ops: Sequence[Operation], given: Sequence[str], keep: Sequence[str]) -> BufferPlan:
     """Give every buffer of `ops` a slot that no other live buffer has; an output never shares with its inputs.
 
-    `given` are written before the first operation; `keep` outlive the last. A free slot is reused where it fits best:
-    the narrowest that is wide enough, else the widest, made wider.
+    `given` are written before the first operation; `keep` outlive the last. The widest buffers choose first (Pisarchyk
+    and Lee 2020, greedy by size), so a slot never has to grow.
     """
     dies = last_uses(ops, keep)
-    widths: list[int] = []
-    extents: list[Extent] = []
-    free: list[int] = []
+    born = dict.fromkeys(given, -1) | {op.output: i for i, op in enumerate(ops) if op.output is not None}
+    last = dict.fromkeys(born, len(ops)) | {name: i for i, names in enumerate(dies) for name in names}
+    slots: list[Slot] = []
+    lives: list[list[tuple[int, int]]] = []
     slot_of: dict[str, int] = {}
-
-    def place(name: str) -> None:
-        buffer = program.buffers[name]
-        fitting = [s for s in free if extents[s] is buffer.extent]
-        wide = [s for s in fitting if widths[s] >= buffer.width]
-        if fitting:
-            slot = min(wide, key=widths.__getitem__) if wide else max(fitting, key=widths.__getitem__)
-            free.remove(slot)
-            widths[slot] = max(widths[slot], buffer.width)
-        else:
-            slot = len(widths)
-            widths.append(buffer.width)
-            extents.append(buffer.extent)
-        slot_of[name] = slot
-
-    for name in given:
-        place(name)
-    for op, dying in zip(ops, dies, strict=True):
-        if op.output is not None:
-            place(op.output)
-        free.extend(slot_of[name] for name in dying)
-    slots = tuple(Slot(extent, width) for extent, width in zip(extents, widths, strict=True))
-    return BufferPlan(slots, slot_of, dies)
+    for name in sorted(born, key=lambda n: (-program.buffers[n].width, born[n])):
+        buffer, life = program.buffers[name], (born[name], last[name])
+        free = (
+            number
+            for number, slot in enumerate(slots)
+            if slot.extent is buffer.extent and all(life[0] > end or life[1] < start for start, end in lives[number])
+        )
+        number = next(free, len(slots))
+        if number == len(slots):
+            slots.append(Slot(buffer.extent, buffer.width))
+            lives.append([])
+        lives[number].append(life)
+        slot_of[name] = number
+    return BufferPlan(tuple(slots), slot_of, dies)
 
 
 def body_plan(program: Program) -> BufferPlan:

@@ -110,9 +110,8 @@ class Request:
         """
         said = Said()
         for token in tokens:
-            ends = token in self.ends and len(self.tokens) - self.prompt >= self.params.min_tokens
             self.tokens.append(token)
-            if ends:
+            if token in self.ends:  # the sampler does not choose one before min_tokens
                 said.pieces.append("")
                 said.finish = "stop"
                 said.reason = None if token in self.eos else token

@@ -103,8 +103,6 @@ class Scheduler:
         now = time.monotonic()
         family = list(self._users.get(user, ()))
         self._aborts += len(family)
-        for request in family:
-            request.siblings = []
         return [self._last(request, "abort", None, now) for request in family]
 
     def plan(self) -> Plan | None:

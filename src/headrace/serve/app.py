@@ -124,7 +124,7 @@ def run(
 
 def _ready_line(name: str, llm: AsyncLLM, host: str, port: int) -> str:
     address = f"[{host}]" if ":" in host else host
-    facts = f"model {name}, context {llm.model.context:,} tokens, {llm.model.threads} threads"
+    facts = f"model {name}, context {llm.model.context:,} tokens, threads {llm.model.threads}"
     return f"ready: http://{address}:{port}/v1 ({facts})"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -57,7 +57,7 @@ class _Body(BaseModel):
     skip_special_tokens: bool | None = Field(
         None, description="extra; leave control tokens out of the text; default true"
     )
-    logprobs_mode: str | None = Field(
+    logprobs_mode: Literal["raw", "processed"] | None = Field(
         None,
         description="extra; `raw` (default: the model's own) or `processed` (after penalties, bias and temperature)",
     )

@@ -16,6 +16,9 @@ from headrace.serve.written import as_json
 RETRY_AFTER_S = 2
 """What a 503 suggests to wait before the next try."""
 
+MESSAGE = 1000
+"""Longest message, in characters."""
+
 
 class Problem(Exception):
     """A request that ends with an HTTP error. `code` is for programs, the message for people."""
@@ -67,7 +70,7 @@ def problem_of(error: Exception) -> Problem:
         case Problem():
             return error
         case RequestError():
-            return Problem(400, str(error), param=error.param, code="invalid_value")
+            return Problem(400, _shortened(str(error)), param=error.param, code="invalid_value")
         case EngineDeadError():
             return unavailable(f"the engine has stopped: {error}", "engine_dead", retry=False)
         case Stopped():
@@ -81,6 +84,11 @@ def problem_of(error: Exception) -> Problem:
         case HTTPException():
             return Problem(error.status_code, error.detail, headers=error.headers)
     return failed("an unexpected failure inside the server; its log has the details")
+
+
+def _shortened(message: str) -> str:
+    """Messages may quote what the client sent, however long."""
+    return message if len(message) <= MESSAGE else message[:MESSAGE] + "..."
 
 
 async def answer_problem(request: Request, error: Exception) -> Response:

@@ -72,7 +72,7 @@ class TextStream:
                 self.stopped = max(matched, key=len)
                 end = i if self._include_stop else i - len(self.stopped)
                 self._held = ""
-                return whole[before : max(before, end)], whole[:end]
+                return whole[before:end], whole[:end]
         safe = len(whole) - max(watch.matched for watch in self._watches)
         self._held = whole[safe:]
         return text, whole[:safe]

@@ -253,9 +253,6 @@ def _twin(engine: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     twin.pre_tokenizer = engine.pre_tokenizer
     added = engine.get_added_tokens_decoder()
     twin.add_tokens([added[i] for i in sorted(added)])
-    if twin.get_added_tokens_decoder().keys() != added.keys():  # ids with gaps: only a whole copy keeps them
-        twin = tokenizers.Tokenizer.from_str(engine.to_str())
-        twin.no_padding()
     twin.encode_special_tokens = True
     return twin
 

@@ -370,6 +370,13 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
             GGUF(path)
 
 
+@pytest.mark.parametrize("cut", range(12))
+def test_a_long_array_of_strings_is_cut_near_a_string_s_end(tmp_path: Path, cut: int) -> None:
+    file = build([("vocab", "array", ("str", VOCAB))], [])
+    keep = file.fields["vocab[2998]: length"].at + cut
+    refuse(write(tmp_path / "m.gguf", bytes(file.data[:keep])), "string 2,998 of metadata 'vocab' (takes|ends)")
+
+
 @pytest.mark.parametrize("kind", [13, 99, 2**32 - 1])
 @pytest.mark.parametrize("field", ["name: kind", "tags: element type", "nested[0]: element type"])
 def test_unknown_metadata_types(tmp_path: Path, good: Built, field: str, kind: int) -> None:
@@ -423,6 +430,14 @@ def test_utf8_over_the_bounds_of_what_is_checked_at_once(tmp_path: Path, size: i
     refuse(write(tmp_path / "m.gguf", build([("k", "array", ("str", vocab))], [])), "string 3 of .* UTF-8")
     vocab[3], vocab[-1] = "b" * size, b"\xc3"
     refuse(write(tmp_path / "m.gguf", build([("k", "array", ("str", vocab))], [])), "string 3,003 of .* UTF-8")
+
+
+@pytest.mark.parametrize("before", range(9))
+def test_a_length_over_the_bounds_of_what_is_checked_at_once(tmp_path: Path, before: int) -> None:
+    """A length whose bytes are not ASCII begins so many bytes before the bound."""
+    vocab = ["a" * ((1 << 20) - 8 - before), "b" * 0x818283, *VOCAB]
+    source = GGUF(write(tmp_path / "m.gguf", build([("k", "array", ("str", vocab))], [])))
+    assert source.metadata["k"][1] == vocab[1]
 
 
 def test_duplicate_keys(tmp_path: Path) -> None:

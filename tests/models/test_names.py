@@ -15,6 +15,7 @@ from headrace.errors import ModelFileError
 from headrace.loading.names import match_names
 from headrace.loading.safetensors import Safetensors
 from headrace.models.registry import FAMILIES, family
+from headrace.models.rope import LongRope
 from tests.models.gguf_files import tensors_of, write_gguf
 from tests.models.running import Model, difference, transformers_logits
 from tests.models.tiny import VOCAB, tiny_checkpoint
@@ -223,3 +224,36 @@ def test_silent_configs_get_the_families_defaults() -> None:
     assert {k: s.tied for k, s in specs.items() if s.tied} == {"gemma2": True, "gemma3_text": True}
     assert specs["qwen3"].blocks[0].attention.dim == 128
     assert specs["llama"].blocks[0].attention.kv_heads == 4
+
+
+def test_qwen_windows_without_layer_types() -> None:
+    base = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    base |= {"num_attention_heads": 4, "vocab_size": 300, "max_position_embeddings": 512, "sliding_window": 40}
+    assert [b.attention.window for b in family(base).blocks] == [None] * 3
+    base |= {"use_sliding_window": True, "max_window_layers": 1}
+    assert [b.attention.window for b in family(base).blocks] == [None, 40, 40]
+
+
+@pytest.mark.parametrize("word", ["su", "yarn", "longrope"])
+def test_old_words_for_the_rotation_of_phi3(word: str) -> None:
+    base = {"model_type": "phi3", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    base |= {"num_attention_heads": 4, "vocab_size": 300, "max_position_embeddings": 131_072}
+    scaling = {"type": word, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope = family({**base, "rope_scaling": scaling}).blocks[0].attention.rope
+    assert isinstance(rope.scaling, LongRope)
+    assert rope.scaling.trained == 4096
+    assert rope.scaling.attention == pytest.approx(1.1902, abs=1e-4), "of Phi-3-mini-128k"
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_wrapper_of_gemma3_runs_where_only_text_is_there(prefix: str, tmp_path: Path) -> None:
+    text = tiny_checkpoint(tmp_path, "gemma3_text", num_hidden_layers=2)
+    config = json.loads((text / "config.json").read_text(encoding="utf-8"))
+    tensors = {prefix + n.removeprefix("model."): t for n, t in load_file(text / "model.safetensors").items()}
+    folder = tmp_path / "wrapped"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config}), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    assert np.array_equal(Model.open(folder).logits(PROMPT), Model.open(text).logits(PROMPT))
+    save_file({**tensors, "vision_tower.patch.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
+    assert "vision_tower.patch.weight" in refusal(folder)

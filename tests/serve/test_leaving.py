@@ -24,6 +24,8 @@ from fake_llm import FakeLLM, Script
 from live_server import LiveServer
 
 from headrace.serve.app import create_app
+from headrace.serve.problems import Problem
+from headrace.serve.service import Service
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -297,6 +299,24 @@ def test_stopping_while_loading_does_not_wait() -> None:
     assert time.monotonic() - start < 3
     go.set()
     until(lambda: llm.closed)
+
+
+def test_model_that_comes_too_late_is_closed() -> None:
+    """Loaded while the server already stops, its event loop still running."""
+    go = threading.Event()
+    llm = FakeLLM()
+    service = Service(lambda: (go.wait(5), llm)[1])
+
+    async def stops() -> None:
+        service.start()
+        service.close()
+        go.set()
+        while not llm.closed:
+            await asyncio.sleep(0.005)
+        with pytest.raises(Problem, match="stopping"):
+            service.model()
+
+    asyncio.run(asyncio.wait_for(stops(), 5))
 
 
 def test_names() -> None:

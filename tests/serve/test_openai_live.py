@@ -129,7 +129,10 @@ def test_leaving_ends_the_request(served: tuple[str, AsyncLLM], stream: bool) ->
     url, llm = served
     body = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "n": 4, "stream": stream}
     before = llm.stats().tokens_out
-    with contextlib.suppress(httpx.ReadTimeout), httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=1) as r:
+    with (
+        contextlib.suppress(httpx.ReadTimeout),
+        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=1) as r,
+    ):
         next(r.iter_raw())
     assert llm.stats().tokens_out > before, "it had begun"
     deadline = time.monotonic() + 10

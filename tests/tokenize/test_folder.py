@@ -30,6 +30,13 @@ def metaspace(scheme: str) -> Engine:
     return engine
 
 
+def metaspace_decoded() -> Engine:
+    """With the decoder that belongs to that pre-tokenizer; it knows no bytes."""
+    engine = metaspace("always")
+    engine.decoder = decoders.Metaspace("\u2581", "always", split=False)
+    return engine
+
+
 def prepend() -> Engine:
     """As Llama 2's and Phi-3's: a space in front of each stretch, by the normalizer."""
     engine = metaspace("always")
@@ -62,6 +69,14 @@ def folder(path: Path, engine: Engine, **files: Any) -> Path:
     for name, value in files.items():
         (path / f"{name}.json").write_text(json.dumps(value))
     return path
+
+
+def test_the_space_in_front_with_the_metaspace_decoder(tmp_path: Path) -> None:
+    engine = metaspace_decoded()
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, engine))
+    for text in ("ab", " ab", "ab ab", "a  b"):
+        ids = engine.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == engine.decode(ids)
 
 
 def chat_of(*contents: str) -> list[dict[str, str]]:

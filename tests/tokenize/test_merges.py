@@ -44,3 +44,10 @@ def test_barred_tokens_are_not_made() -> None:
     assert derive_merges(tokens, [0, 0, -1, -2]).tolist() == [[0, 1], [2, 0]]
     assert derive_merges(tokens, [0, 0, -1, -2], barred=[3]).tolist() == [[0, 1]]
     assert derive_merges(["a"], [0]).shape == (0, 2)
+
+
+def test_of_equal_score_the_longer_left_part_comes_first() -> None:
+    """Then the order of the vocabulary; so does transformers."""
+    tokens = ["a", "b", "c", "bc", "aa", "aab", "ca"]
+    order = [(tokens[left], tokens[right]) for left, right in derive_merges(tokens, [0.0] * 7).tolist()]
+    assert order == [("aa", "b"), ("b", "c"), ("a", "a"), ("c", "a")]

@@ -54,17 +54,10 @@ def test_as_the_slow_definition(
     tokenizer: Tokenizer, data: st.DataObject, stop: list[str], include: bool, skip: bool, least: int
 ) -> None:
     every = range(tokenizer.vocab_size + 3)
-    often = [i for i in every if tokenizer.piece(i) in (b"a", b"b", b"ab", b" ab")]
-    bytes_of_characters = [i for i in every if tokenizer.piece(i).decode("latin1") in "\xc3\xa9\xe2\xf0\x9f\x98\x80"]
-    tokens = data.draw(
-        st.lists(
-            st.sampled_from(often)
-            | st.sampled_from(often)
-            | st.sampled_from(bytes_of_characters)
-            | st.sampled_from(every),
-            max_size=14,
-        )
-    )
+    few = [i for i in every if tokenizer.piece(i) in (b"a", b"b", b"ab")]
+    cut = [i for i in every if tokenizer.piece(i).decode("latin1") in "\xc3\xa9\xe2\xf0\x9f\x98\x80"]
+    mixed = st.sampled_from(few) | st.sampled_from(cut) | st.sampled_from(every)
+    tokens = data.draw(st.lists(st.sampled_from(few), min_size=3, max_size=14) | st.lists(mixed, max_size=14))
     texts = [tokenizer.decode(tokens[:i], skip_special=skip) for i in range(len(tokens) + 1)]
     found = first_stop(texts, stop, least)
     want = texts[-1] if found is None else texts[-1][: found[1] - (0 if include else len(found[0]))]
@@ -95,6 +88,22 @@ def test_stop_string_over_several_tokens(tokenizer: Tokenizer) -> None:
     assert ("".join(shown), stopped) == ("MON", "DAYTUE")
     _, shown, stopped = play(TextStream(tokenizer, stop=["DAYTUE"], include_stop=True), tokens)
     assert "".join(shown) == "MONDAYTUE"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "least", "shown"),
+    [
+        ("aaab", "aab", 0, "a"),
+        ("ababac", "abac", 0, "ab"),
+        ("abaabab", "abab", 0, "aba"),
+        ("aaaa", "aa", 3, "a"),
+        ("ababab", "aba", 4, "ab"),
+    ],
+)
+def test_stop_strings_that_overlap_themselves(text: str, stop: str, least: int, shown: str) -> None:
+    tokens = [BYTES.encode(char)[0] for char in text]
+    _, texts, stopped = play(TextStream(BYTES, stop=[stop], min_tokens=least), tokens)
+    assert ("".join(texts), stopped) == (shown, stop)
 
 
 def test_text_is_held_only_while_it_may_be_a_stop_string() -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.errors import ModelFileError
 from headrace.loading.mapped import Budget, map_file
 
@@ -20,14 +22,15 @@ def read_json_object(path: Path, budget: Budget) -> dict[str, Any]:
 
 def parse_json_object(path: Path, what: str, text: memoryview, budget: Budget) -> dict[str, Any]:
     """`text` as one JSON object; `what` says in errors what part of the file it is."""
-    budget.spend(path, what, memory=5 * len(text), work=len(text) // 5)
+    ascii_only = len(text) == 0 or int(np.frombuffer(text, np.uint8).max()) < 128
+    budget.spend(path, what, memory=(2 if ascii_only else 5) * len(text), work=len(text) // 50)
     try:
         decoded = str(text, "utf-8")
     except UnicodeDecodeError as error:
         raise ModelFileError(path, f"{what} is not UTF-8 at its byte {error.start:,}") from None
     objects, keys = decoded.count("{"), decoded.count(":")
     values = decoded.count("[") + decoded.count(",")
-    budget.spend(path, what, memory=objects * 256 + keys * 192 + values * 96, work=objects * 10)
+    budget.spend(path, what, memory=objects * 256 + keys * 128 + values * 96, work=objects * 10 + keys * 5 + values)
     try:
         found = json.loads(decoded, object_pairs_hook=_unique)
     except RecursionError:

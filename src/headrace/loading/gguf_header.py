@@ -265,15 +265,17 @@ def _string_array(cursor: _Cursor, count: int, what: str) -> StringArray:
             break
         append(at)
         at += 8 + unpack(data, at)[0]
-    if at > cursor.size or len(starts) < count:
+    if at > cursor.size:
         raise cursor.error(
             f"string {len(starts) - 1:,} of {what} ends at byte {at:,}, but the file at {cursor.size:,}: "
             "it is cut short, or a length in it is wrong"
         )
+    begin, cursor.at = cursor.at, at
+    if len(starts) < count:
+        cursor.need(8, f"the length of string {len(starts):,} of {what}")
     append(at)
     places = np.frombuffer(starts, np.int64)
     _check_utf8(cursor, places, what)
-    begin, cursor.at = cursor.at, at
     return StringArray(data[begin:at], places - begin)
 
 

@@ -113,7 +113,7 @@ def run(
         server_header=False,
         timeout_graceful_shutdown=grace_s,
     )
-    server = _Server(config, service)
+    server = _Server(config)
     try:
         server.run(sockets=[sock])
     finally:
@@ -151,14 +151,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 class _Server(uvicorn.Server):
     """uvicorn, ending in our way: a signal is an orderly end and not re-raised, a second one does not wait."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.stop_accepting()
-        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit

@@ -46,10 +46,6 @@ class Service:
         # a daemon: a server that is stopped while it loads does not wait for the end of loading
         threading.Thread(target=self._load_and_tell, args=(loop,), name="headrace-load", daemon=True).start()
 
-    def stop_accepting(self) -> None:
-        """New requests get a 503 from now on; running ones go on."""
-        self._stopping = True
-
     def close(self) -> None:
         """Stop the model, if there is one. What still runs ends as aborted."""
         self._stopping = True

@@ -22,9 +22,7 @@ def likeliest(position: dict[int, Logprob], count: int) -> list[tuple[int, float
     among them only where it belongs there."""
     chosen, *others = position.items()
     ranked = [(token, entry.logprob) for token, entry in others]
-    rank = chosen[1].rank
-    if rank is None or rank <= count:
-        ranked.append((chosen[0], chosen[1].logprob))
+    ranked.append((chosen[0], chosen[1].logprob))
     ranked.sort(key=lambda pair: -pair[1])
     return ranked[:count]
 

@@ -71,7 +71,8 @@ def imports(path: Path) -> Iterator[str]:
             inside = node.module.removeprefix("headrace").lstrip(".")
             for a in node.names:
                 is_module = (SRC / inside.replace(".", "/") / f"{a.name}.py").exists()
-                yield f"{inside}.{a.name}".lstrip(".") if is_module or not inside else inside
+                if is_module or inside:  # what is left are the public names, which the package finds where they live
+                    yield f"{inside}.{a.name}".lstrip(".") if is_module else inside
 
 
 def identifiers(path: Path) -> Iterator[str]:
@@ -118,8 +119,8 @@ def test_words(path: Path) -> None:
 def test_functions_fit_on_a_screen(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or 0) - node.lineno + 1
-            assert lines <= 90, f"{path.relative_to(SRC)}: {node.name} has {lines} lines"
+            lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+            assert lines <= 60, f"{path.relative_to(SRC)}: {node.name} has {lines} lines"
 
 
 def test_a_violation_is_seen(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Api, error_of
-from fake_llm import BOS, EOS, TURN, Script
+
+from tests.serve.fake_llm import BOS, EOS, TURN, Script
+from tests.serve.http_api import Api, error_of
 
 
 def test_answer_has_every_field(api: Api) -> None:
@@ -271,6 +272,18 @@ def test_t3_contents_are_plain_text(api: Api) -> None:
 def test_bad_messages_are_named(api: Api, messages: Any, param: str) -> None:
     error_of(api.chat(messages=messages), 400, param)
     assert not api.llm.submitted
+
+
+def test_long_values_are_not_sent_back_whole(api: Api) -> None:
+    long = "x" * 50_000
+    for content in (
+        [{"type": long, "text": "x"}],
+        [{"type": "text", long: "x"}],
+        [{"type": "text", "text": "x", long: 1}],
+    ):
+        assert len(error_of(api.chat(messages=[{"role": "user", "content": content}]), 400)) < 1100
+    assert len(error_of(api.chat(messages=[{"role": long, "content": "x"}]), 400)) < 1100
+    assert len(error_of(api.chat(chat_template_kwargs={"raise": long}), 400)) < 1100
 
 
 def test_messages_missing(api: Api) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Api, error_of
-from fake_llm import BOS, EOS, PIECES, TURN, Script
+
+from tests.serve.fake_llm import BOS, EOS, PIECES, TURN, Script
+from tests.serve.http_api import Api, error_of
 
 PROMPTS = ["\n2. A farm with 15", "中文 hello 😀👩‍👩‍👧 world", "a<|turn|>b<|end|>", "x" * 40, "é"]
 

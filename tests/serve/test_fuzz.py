@@ -10,8 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import CHAT, COMPLETIONS, Api
-from fake_llm import FakeLLM
 
 from headrace.serve.app import create_app
 from headrace.serve.bodies import ChatBody, CompletionBody
@@ -19,6 +17,8 @@ from headrace.serve.fields import CHAT as CHAT_REFUSED
 from headrace.serve.fields import COMPLETIONS as COMPLETIONS_REFUSED
 from headrace.serve.fields import IGNORED
 from headrace.serve.messages import ROLES
+from tests.serve.fake_llm import FakeLLM
+from tests.serve.http_api import CHAT, COMPLETIONS, Api
 
 ROUNDS = 1500
 """Bodies for each endpoint and way."""

@@ -19,13 +19,14 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import CHAT, COMPLETIONS, Api, error_of
-from fake_llm import FakeLLM, Script
-from live_server import LiveServer
 
-from headrace.serve.app import create_app
+from headrace.errors import EngineDeadError, OptionError
+from headrace.serve.app import create_app, listening, run
 from headrace.serve.problems import Problem
 from headrace.serve.service import Service
+from tests.serve.fake_llm import FakeLLM, Script
+from tests.serve.http_api import CHAT, COMPLETIONS, Api, error_of
+from tests.serve.live_server import LiveServer
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -177,7 +178,7 @@ def test_unexpected_exceptions_are_500_without_details(api: Api, monkeypatch: py
     async def breaks(self: Any) -> Any:
         raise KeyError("secret")
 
-    monkeypatch.setattr("fake_llm.FakeStream.__anext__", breaks)
+    monkeypatch.setattr("tests.serve.fake_llm.FakeStream.__anext__", breaks)
     error_of(api.chat(), 500)
     error_of(api.complete(prompt=["a", "b"]), 500)
     for response in (api.chat(stream=True), api.complete(prompt=["a", "b"], stream=True)):
@@ -240,8 +241,6 @@ def test_o5_engine_that_dies_unnoticed(own: tuple[LiveServer, FakeLLM], monkeypa
 
 
 def _dead() -> Exception:
-    from headrace.errors import EngineDeadError
-
     return EngineDeadError("gone")
 
 
@@ -328,6 +327,8 @@ def test_names() -> None:
         assert httpx.get(live.url + "/v1/models/org/mine").json()["id"] == "org/mine"
         assert httpx.post(live.url + CHAT, json={"messages": HELLO, "model": "org/mine"}).json()["model"] == "org/mine"
         error_of(httpx.post(live.url + CHAT, json={"messages": HELLO, "model": "fake-model"}), 404, "model")
+    assert Service(lambda: llm, alias="fake").names(llm) == ("fake-model", "fake")
+    assert Service(lambda: llm, alias="fake-model").names(llm) == ("fake-model",)
 
 
 # ---- the process
@@ -336,7 +337,7 @@ def test_names() -> None:
 PROCESS = """
     import sys, time
     sys.path.insert(0, {here!r})
-    from fake_llm import FakeLLM, Script
+    from tests.serve.fake_llm import FakeLLM, Script
     from headrace.errors import HeadraceError
     from headrace.serve.app import run
     what, port, grace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -360,7 +361,7 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, what: str = "plain", port: int = 0, grace: int = 5) -> None:
-        code = textwrap.dedent(PROCESS).format(here=str(Path(__file__).parent))
+        code = textwrap.dedent(PROCESS).format(here=str(Path(__file__).parents[2]))
         self.popen = subprocess.Popen(
             [sys.executable, "-c", code, what, str(port), str(grace)],
             stdout=subprocess.PIPE,
@@ -472,6 +473,37 @@ def test_port_in_use_is_one_line() -> None:
     assert (code, out) == (1, "")
     assert err.startswith(f"error: cannot listen at 127.0.0.1 port {port}")
     assert err.count("\n") == 1
+
+
+def test_addresses_that_cannot_be_used_are_told_before_anything_is_loaded() -> None:
+    def never() -> Any:
+        raise AssertionError("nothing may be loaded")
+
+    with listening("127.0.0.1", 0) as sock:  # as by a server that only just begins
+        with pytest.raises(OptionError, match="--port"):
+            run(never, host="127.0.0.1", port=sock.getsockname()[1])
+    with pytest.raises(OptionError, match="no address"):
+        run(never, host="no.such.host.invalid", port=8000)
+
+
+def test_second_server_is_refused_while_the_first_loads() -> None:
+    with Process("slow", port := _free_port()) as first:
+        until(lambda: _answers(port), 10)
+        with Process("slow", port) as second:
+            assert second.ended(10)[0] == 1
+        assert first.popen.poll() is None
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/live").status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def test_port_is_free_at_once_afterwards() -> None:

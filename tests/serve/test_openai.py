@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import openai
 import pytest
-from client_checks import (
+
+from tests.serve.client_checks import (
     TALK,
     client_of,
     echoes_with_logprobs,
@@ -13,8 +14,8 @@ from client_checks import (
     streams_a_completion,
     streams_choices_with_logprobs,
 )
-from conftest import Api
-from fake_llm import Script
+from tests.serve.fake_llm import Script
+from tests.serve.http_api import Api
 
 
 def test_official_client(api: Api) -> None:

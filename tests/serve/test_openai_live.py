@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from client_checks import (
+
+from headrace.engine.llm import AsyncLLM
+from tests.serve.client_checks import (
     client_of,
     echoes_with_logprobs,
     stops_at_a_string,
@@ -18,9 +20,7 @@ from client_checks import (
     streams_a_completion,
     streams_choices_with_logprobs,
 )
-from live_server import LiveServer
-
-from headrace.engine.llm import AsyncLLM
+from tests.serve.live_server import LiveServer
 
 PROMPTS = [
     "\n2. A farm with 15",

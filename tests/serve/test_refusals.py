@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import CHAT, COMPLETIONS, Api, error_of
-from fake_llm import VOCAB, Script
 
 from headrace.serve import fields
 from headrace.serve.bodies import ChatBody, CompletionBody
+from tests.serve.fake_llm import VOCAB, Script
+from tests.serve.http_api import CHAT, COMPLETIONS, Api, error_of
 
 # ---- values
 

@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from conftest import Api
-from fake_llm import FakeTokenizer
 
 from headrace.engine.outputs import Chunk, Logprob
 from headrace.serve.choices import Shown, joined
+from tests.serve.fake_llm import FakeTokenizer
+from tests.serve.http_api import Api
 
 
 def both(api: Api, **body: Any) -> dict[str, Any]:

@@ -1,47 +1,30 @@
-"""The ASGI application and the process around it: routes, health, errors, signals."""
+"""The server as a process: a socket, signals, one model. `create_app` is the application alone, for other servers."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import re
 import signal
 import socket
 import threading
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from headrace.errors import EngineDeadError, OptionError, RequestError
-from headrace.serve.generating import Endpoints
-from headrace.serve.gone import Stopped
-from headrace.serve.problems import Problem, answer_problem
+from headrace.errors import OptionError
 from headrace.serve.reading import BODY_BYTES
+from headrace.serve.routes import application
 from headrace.serve.service import Service
-from headrace.serve.written import as_json
 
 if TYPE_CHECKING:
     from headrace.engine.llm import AsyncLLM
     from headrace.loading.progress import Progress
 
-_log = logging.getLogger(__name__)
-
 GRACE_S = 10
 """How long running requests may go on when the server is told to stop."""
-REQUEST_ID = "x-request-id"
-_PROBLEMS = (Problem, RequestError, EngineDeadError, Stopped, HTTPException, Exception)
-_GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def create_app(
@@ -54,7 +37,7 @@ def create_app(
     /health and all of /v1 answer 503. `name` is what the model is called, by default what it calls itself. Installs no
     signal handlers.
     """
-    return _app(Service(load, name=name), body_bytes)
+    return application(Service(load, name=name), body_bytes)
 
 
 def serve(
@@ -91,7 +74,7 @@ def run(
     grace_s: int = GRACE_S,
 ) -> None:
     """`serve` for a model that `load` makes."""
-    sock = _listen(host, port)
+    sock = listening(host, port)
     failure: list[Exception] = []
 
     def loaded(outcome: AsyncLLM | Exception) -> None:
@@ -103,7 +86,7 @@ def run(
 
     service = Service(load, name=name, alias=alias, loaded=loaded)
     config = uvicorn.Config(
-        _app(service, BODY_BYTES),
+        application(service, BODY_BYTES),
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -128,8 +111,8 @@ def _ready_line(name: str, llm: AsyncLLM, host: str, port: int) -> str:
     return f"ready: http://{address}:{port}/v1 ({facts})"
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket: taken before anything is loaded, so that a wrong address is told at once."""
+def listening(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before anything is loaded, so that a wrong address is told at once: OptionError."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -167,86 +150,3 @@ class _Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
-
-
-def _app(service: Service, body_bytes: int) -> ASGIApp:
-    endpoints = Endpoints(service, body_bytes)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        service.start()
-        try:
-            yield
-        finally:
-            service.close()
-
-    async def live(request: Request) -> Response:
-        return _json({"status": "alive"})
-
-    async def health(request: Request) -> Response:
-        service.model()
-        return _json({"status": "ready"})
-
-    async def models(request: Request) -> Response:
-        llm = service.model()
-        return _json({"object": "list", "data": [service.described(name, llm) for name in service.names(llm)]})
-
-    async def one_model(request: Request) -> Response:
-        llm = service.model()
-        return _json(service.described(service.require(request.path_params["name"], llm), llm))
-
-    app = Starlette(
-        routes=[
-            Route("/live", live),
-            Route("/health", health),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", one_model),
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-            Route("/v1/completions", endpoints.completions, methods=["POST"]),
-        ],
-        exception_handlers=dict.fromkeys(_PROBLEMS, answer_problem) | {ClientDisconnect: _nobody_reads},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False
-    return _Outermost(app)
-
-
-def _json(value: Any) -> Response:
-    return Response(as_json(value), media_type="application/json")
-
-
-async def _nobody_reads(request: Request, error: Exception) -> Response:
-    """The client has left; 499 as nginx counts it, for whatever stands between."""
-    return Response(status_code=499)
-
-
-class _Outermost:
-    """Around the application. Every answer carries `x-request-id`: the client's, where it is printable and short, else
-    a new one. An unexpected failure is logged, and the connection of one that was answered (with a 500) stays open.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(REQUEST_ID.encode(), b"")
-        request_id = given.decode() if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
-        answered = False
-
-        async def noted(message: Message) -> None:
-            nonlocal answered
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
-            else:
-                answered = not message.get("more_body", False)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except Exception:
-            if not answered:
-                raise
-            _log.exception("request %s failed", request_id)

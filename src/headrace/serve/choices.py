@@ -65,6 +65,8 @@ class Shown:
         """What to show for a chunk, after the echoed prompt; None where it brings neither text nor the end."""
         if chunk.logprobs is not None:
             self._waiting.extend(map(Entry, chunk.token_ids, chunk.pieces, chunk.logprobs))
+            if isinstance(chunk.stop_reason, str) and self._waiting and not self._waiting[-1].text:
+                self._waiting.pop()  # it only completed the stop string, and nothing of that is shown
         if not (chunk.text or echo or chunk.finish_reason):
             return None
         return Part(

@@ -41,8 +41,8 @@ class SchedulerOptions:
 class ExecuteOptions:
     """Who computes."""
 
-    backend: str = option("torch", f"who runs the program: {', '.join(BACKENDS)}")
-    threads: int | None = option(None, "compute threads; default: the cores this process was really granted")
+    backend: str = option("torch", f"who computes: {', '.join(BACKENDS)}")
+    threads: int | None = option(None, "compute threads; default: the cores this process was granted")
 
 
 @dataclass(frozen=True, slots=True)

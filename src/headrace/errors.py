@@ -7,6 +7,15 @@ class HeadraceError(Exception):
     """Base of all errors raised on purpose."""
 
 
+def shown(value: object) -> str:
+    """A value for a message: its repr, cut; Python writes out no number of more than 4,300 digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 128 else text[:128] + "..."
+
+
 class RequestError(HeadraceError, ValueError):
     """A request that cannot be served as it stands; over HTTP a 400.
 

@@ -1,4 +1,4 @@
-"""The machine, asked once: instruction sets, cores and caches, and what of cores and memory this process was granted.
+"""What of the machine's cores and memory this process was granted.
 
 Everything is read from files below a root directory, so that tests can lay out machines that do not exist. Reads
 Linux's /proc and /sys; what a file does not say is None or empty, never guessed. Decides nothing about models.
@@ -10,33 +10,11 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 ROOT = Path("/")
-INSTRUCTION_SETS = (
-    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx_vnni",
-    "amx_tile", "amx_int8", "amx_bf16",
-)  # fmt: skip
-"""Those of x86-64 that kernels may ask for, as /proc/cpuinfo spells them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the processors are."""
-
-    model: str
-    """As the vendor names it; empty where unknown."""
-    instruction_sets: frozenset[str]
-    """Of `INSTRUCTION_SETS`, those that every processor has."""
-    processors: int
-    """Logical ones, of the whole machine."""
-    cores: int
-    """Physical ones, of the whole machine; `processors` where the machine does not say."""
-    caches: Mapping[str, int]
-    """Bytes of the first processor's caches: "L1d", "L2", "L3"; only what the machine says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +23,6 @@ class Granted:
 
     count: int
     reason: str
-
-
-@cache
-def machine() -> Machine:
-    """This machine; asked on the first call."""
-    return read_machine(ROOT)
-
-
-def read_machine(root: Path) -> Machine:
-    """The machine below `root`."""
-    processors = [
-        {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in part.splitlines())}
-        for part in _text(root / "proc/cpuinfo").split("\n\n")
-        if "processor" in part
-    ]
-    flags = [set(p.get("flags", "").split()) for p in processors]
-    cores = {(p.get("physical id"), p.get("core id")) for p in processors if "core id" in p}
-    return Machine(
-        model=processors[0].get("model name", "") if processors else "",
-        instruction_sets=frozenset(INSTRUCTION_SETS).intersection(*flags) if flags else frozenset(),
-        processors=len(processors),
-        cores=len(cores) or len(processors),
-        caches=_caches(root),
-    )
 
 
 def granted_cores(root: Path = ROOT, affinity: int | None = None) -> Granted:
@@ -177,16 +131,6 @@ def _used(folder: Path) -> int:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-
-
-def _caches(root: Path) -> dict[str, int]:
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    found: dict[str, int] = {}
-    for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (_text(folder / name).strip() for name in ("level", "type", "size"))
-        if kind in ("Data", "Unified") and level.isdigit() and size[:-1].isdigit() and size[-1] in units:
-            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * units[size[-1]]
-    return found
 
 
 def _pairs(path: Path, separator: str) -> Iterator[tuple[str, str, str]]:

@@ -7,11 +7,13 @@ the width of the logits, lengths against the context) is judged at admission by 
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import RequestError
+from headrace.errors import RequestError, shown
 
 MAX_STOPS = 16
 """Most stop strings of one request."""
@@ -22,6 +24,7 @@ MAX_LOGPROBS = 100
 MAX_CHOICES = 128
 """Largest `n`."""
 LOGPROBS_MODES = ("raw", "processed")
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
@@ -110,19 +113,20 @@ def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = 
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} must be a number, not {value!r}", name)
-    if not math.isfinite(value) or not low <= value <= high or (low_open and value == low):
+        raise RequestError(f"{name} must be a number, not {shown(value)}", name)
+    finite = abs(value) <= sys.float_info.max  # of whole numbers of any size; not of NaN
+    if not finite or not low <= value <= high or (low_open and value == low):
         bounds = f"{'above' if low_open else 'at least'} {low:g}" + ("" if high == math.inf else f", at most {high:g}")
-        raise RequestError(f"{name} must be {bounds}, not {value!r}", name)
+        raise RequestError(f"{name} must be {bounds}, not {shown(value)}", name)
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be a whole number, not {value!r}", name)
+        raise RequestError(f"{name} must be a whole number, not {shown(value)}", name)
     if not low <= value <= high:
-        raise RequestError(f"{name} must be from {low} to {high}, not {value!r}", name)
+        raise RequestError(f"{name} must be from {low} to {high}, not {shown(value)}", name)
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
@@ -148,7 +152,7 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
         raise RequestError("stop_token_ids must be a list of token ids", "stop_token_ids")
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-            raise RequestError(f"stop_token_ids holds {i!r}, which is no token id", "stop_token_ids")
+            raise RequestError(f"stop_token_ids holds {shown(i)}, which is no token id", "stop_token_ids")
     return tuple(ids)
 
 
@@ -159,10 +163,12 @@ def _bias(bias: Any) -> dict[int, float]:
         raise RequestError("logit_bias must map token ids to numbers from -100 to 100", "logit_bias")
     out: dict[int, float] = {}
     for key, value in bias.items():
-        text = str(key)
-        if isinstance(key, bool) or not text.isascii() or not text.isdigit():
-            raise RequestError(f"logit_bias has the key {key!r}, which is no token id", "logit_bias")
+        huge = isinstance(key, int) and abs(key) >= 10**18  # str() refuses numbers of thousands of digits
+        if isinstance(key, bool) or huge or not _TOKEN_ID.fullmatch(str(key)):
+            raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id", "logit_bias")
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-            raise RequestError(f"logit_bias[{key}] must be a number from -100 to 100, not {value!r}", "logit_bias")
-        out[int(text)] = float(value)
+            raise RequestError(f"logit_bias[{key}] must be a number from -100 to 100, not {shown(value)}", "logit_bias")
+        if int(key) in out:
+            raise RequestError(f"logit_bias has the token id {int(key)} twice", "logit_bias")
+        out[int(key)] = float(value)
     return out

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import time
 from collections.abc import Mapping, Sequence
 
@@ -34,9 +35,14 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def end(self) -> int:
-        """Wait until the program ends; its exit code."""
-        while self._read(time.monotonic() + 60):
+        """Wait until the program ends; its exit code. AssertionError, and the program is killed, where it does not."""
+        deadline = time.monotonic() + 60
+        while self._read(deadline):
             pass
+        if time.monotonic() >= deadline:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise AssertionError(f"the program did not end; it wrote {self.text[self.read_until :]!r}")
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self.fd)
         return code

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -122,7 +124,35 @@ def test_serve_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "headrace.serve.app", fake)
     module.serve("m", "0.0.0.0", 8001, "name", engine={"context": 512})
     assert seen.pop("progress") is not None
+    assert seen.pop("loaded") is not None
     assert seen == {"model": "m", "host": "0.0.0.0", "port": 8001, "options": {"context": 512}, "name": "name"}
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_serve_draws_bars_until_the_model_is_loaded_or_the_server_ends(
+    monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    import headrace.cli.serve as module
+
+    drawn: list[str] = []
+
+    @contextmanager
+    def bars() -> Iterator[str]:
+        drawn.append("begin")
+        yield "progress"
+        drawn.append("end")
+
+    def serve(model: str, **options: Any) -> None:
+        assert options["progress"] == "progress"
+        assert drawn == ["begin"]
+        if ready:
+            options["loaded"]()
+            assert drawn == ["begin", "end"]
+
+    monkeypatch.setattr(module, "bars", bars)
+    monkeypatch.setitem(sys.modules, "headrace.serve.app", SimpleNamespace(serve=serve))
+    module.serve("m", "0.0.0.0", 8001, None, engine={})
+    assert drawn == ["begin", "end"]
 
 
 def test_engine_options_come_from_the_fields() -> None:
@@ -290,14 +320,14 @@ def test_show_tells_everything() -> None:
     text = "".join(show_module._lines(facts))
     for part in (
         "architecture  gemma3_text, 1.0 million parameters",
-        "context       32,768 tokens, 4,096 used",
+        "context       trained for 32,768 tokens, configured 4,096",
         "tensors       Q8_0       1     1.1 MB",
         "weights       1.1 MB stored, 4.0 MB in memory (torch)",
         "KV cache      3.0 MB per 1,000 tokens, past the window 1.0 MB",
         "end '</s>' (2), '<end>' (3)",
         "sampling      temperature 0.6, top_k 64",
         "chat template 40 characters",
-        "… 3 more lines",
+        "… 3 more (--json has all)",
     ):
         assert part in text, text
 

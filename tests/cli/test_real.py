@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,14 @@ def test_pull_and_list(smollm2: Path) -> None:
     listed = {line["name"]: line for line in json.loads(headrace("list", "--json").stdout)}
     assert listed["smollm2-135m"]["path"] == str(smollm2)
     assert listed["smollm2-135m"]["nbytes"] == 98_362_432
+
+
+def test_the_readme_says_what_the_model_answers(smollm2: Path) -> None:
+    """Its first command, without the installing, prints the answer that stands under it."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    line = next(part for part in readme.splitlines() if part.startswith("pip install") and "headrace run" in part)
+    _, *args = shlex.split(line.partition("&& ")[2])
+    quoted = "\n".join(part[1:].strip() for part in readme.splitlines() if part.startswith(">"))
+    done = headrace(*args)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == quoted + "\n"

@@ -243,6 +243,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(log: Path) -> None:
     terminal.expect(">>> ")
     terminal.type("\x03")
     terminal.expect("/exit or Ctrl-D leaves")
+    terminal.expect(">>> ")
     terminal.type("half a line\x03")
     terminal.expect("/exit or Ctrl-D leaves")
     terminal.expect(">>> ")
@@ -262,6 +263,7 @@ def test_a_line_can_be_edited_and_recalled(log: Path) -> None:
     terminal.expect(">>> ")
     terminal.type("\x1b[A\n")
     terminal.expect("echo 3: hello\r\n")
+    terminal.expect(">>> ")
     terminal.type("\x04")
     assert terminal.end() == 0
 
@@ -297,3 +299,25 @@ def test_ctrl_c_at_a_terminal_without_chat(log: Path) -> None:
     terminal.type("\x03")
     assert terminal.end() == 130
     assert "Traceback" not in terminal.text
+
+
+# standard streams that are not there
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        ("- <&-", 1, "the prompt on standard input is empty"),
+        ("<&-", 1, "the prompt on standard input is empty"),
+        ("hi >&-", 0, "prompt tokens"),
+        ("hi >/dev/full", 1, "error: cannot write to standard output: No space left on device"),
+        ("hi 2>&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(log: Path, redirection: str, code: int, said: str) -> None:
+    command = f"{sys.executable} {SCRIPT} run m {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,9 @@ from typing import Any
 import pytest
 
 from headrace import LLM, AsyncLLM, EngineDeadError, OptionError, RequestError, SamplingParams
+from headrace.config import Options
+from headrace.engine.build import plan_engine
+from headrace.program.buffers import peak_bytes
 from tests.models.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -133,7 +140,10 @@ def test_stop_strings_and_ids(llm: LLM) -> None:
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "prompts"),
     ("", {}, "prompt"),
-    ([[1, 2], []], {}, "prompt"),
+    ([[1, 2], []], {}, "prompts[1]"),
+    ([PROMPT, PROMPT, [10**6]], {}, "prompts[2]"),
+    (["a", "half a pair \ud800"], {}, "prompts[1]"),
+    ([[]], {}, "prompt"),
     ([-1], {}, "prompt"),
     ([10**6], {}, "prompt"),
     ([2**63], {}, "prompt"),
@@ -176,6 +186,39 @@ def test_options(folder: Path) -> None:
         LLM(folder, context=10**7)
     with pytest.raises(OptionError, match="pool_bytes must be at least"):
         LLM(folder, pool_bytes=1)
+
+
+def test_step_buffers_are_those_of_prompts_whose_logprobs_are_wanted(folder: Path) -> None:
+    few, many = (plan_engine(folder, Options.of(rows=rows, budget=48)).memory.buffers for rows in (1, 64))
+    program = plan_engine(folder, Options.of()).program
+    assert few == many == peak_bytes(program, 48, 48, 48)
+
+
+def test_openmp_is_told_to_sleep_where_a_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is put back
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    plan_engine(folder, Options.of())
+    assert "OMP_WAIT_POLICY" not in os.environ, "`headrace show` computes nothing"
+    LLM(folder, threads=1, pool_bytes=1 << 22).close()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    LLM(folder, threads=1, pool_bytes=1 << 22).close()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_openmp_is_told_before_pytorch_is_loaded(folder: Path) -> None:
+    code = f"""
+import os, sys
+def told(event, args):
+    if event == "import" and args[0] == "torch":
+        print(os.environ.get("OMP_WAIT_POLICY"))
+sys.addaudithook(told)
+from headrace import LLM
+LLM({str(folder)!r}, threads=1, pool_bytes=1 << 22).close()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "PASSIVE\n"
 
 
 def test_a_pool_smaller_than_the_context(folder: Path) -> None:
@@ -311,3 +354,158 @@ def wait_until(condition: Any, seconds: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
+
+
+def test_closing_ends_whoever_iterates(llm: LLM) -> None:
+    long = SamplingParams(max_tokens=200, ignore_eos=True)
+    stream = llm.stream(PROMPT, long)
+    next(stream)
+    stream.close()
+    assert len(list(stream)) < 200
+    with pytest.raises(StopIteration):
+        next(stream)
+    other = llm.stream(PROMPT, long)
+    reader = threading.Thread(target=lambda: list(other), daemon=True)
+    reader.start()
+    other.close()
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+@pytest.mark.parametrize(("prompt", "params", "param"), [(3.5, None, "prompt"), (PROMPT, {"n": 2}, "params")])
+def test_what_is_no_prompt_and_no_params(llm: LLM, prompt: Any, params: Any, param: str) -> None:
+    with pytest.raises(RequestError) as error:
+        llm.stream(prompt, params)
+    assert error.value.param == param
+
+
+def test_async_streams_that_are_left(folder: Path) -> None:
+    """Aborted by another task, dropped, or of a loop that was closed: nobody hangs, nothing is kept."""
+    long = SamplingParams(max_tokens=200, ignore_eos=True)
+    engine = AsyncLLM(folder, pool_bytes=1 << 22, threads=1)
+
+    async def leave() -> None:
+        stream = engine.submit(PROMPT, long)
+        reader = asyncio.ensure_future(stream.drain())
+        await asyncio.sleep(0)
+        stream.abort()
+        assert not (await asyncio.wait_for(reader, 10)).finished
+        async for _ in engine.submit(PROMPT, long):
+            break
+        while engine.stats().blocks_used or engine.stats().running:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(leave())
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> Any:
+        return engine.submit(PROMPT, long)
+
+    kept = loop.run_until_complete(begin())
+    loop.close()
+    wait_until(lambda: not engine._sinks and not engine.stats().blocks_used)
+    assert not kept.output.finished
+    assert engine.dead is None
+    engine.close()
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}, b"abc", [b"abc"], [[1], None]])
+def test_what_is_no_list_of_prompts(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(prompts, GREEDY)
+
+
+def test_one_message_is_no_conversation(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="list of messages"):
+        llm.chat({"role": "user", "content": "hi"}, GREEDY)  # type: ignore[arg-type]
+
+
+def test_token_ids_of_thousands_of_digits(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="no token id"):
+        llm.generate([[10**5000]], GREEDY)
+
+
+def test_a_pool_that_no_machine_has(folder: Path) -> None:
+    for size in (10**18, 10**30):
+        with pytest.raises(OptionError, match="free") as error:
+            LLM(folder, pool_bytes=size, threads=1)
+        assert error.value.option == "pool_bytes"
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_a_model_that_nobody_holds_is_given_back(folder: Path, kind: type[LLM] | type[AsyncLLM]) -> None:
+    model = kind(folder, pool_bytes=1 << 22, threads=1)
+    if isinstance(model, LLM):
+        model.generate(PROMPT, GREEDY)
+    else:
+        asyncio.run(model.generate(PROMPT, GREEDY))
+    found, thread = weakref.ref(model), model.model._engine._thread
+    del model
+    gc.collect()
+    assert found() is None
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_long_texts_hold_up_no_short_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AsyncLLM(folder, pool_bytes=1 << 22, threads=1)
+    free = threading.Event()
+    real = engine.tokenizer.encode
+
+    def slow(text: str, **options: Any) -> list[int]:
+        if len(text) > 1 << 20:
+            assert free.wait(20)
+            return [1]
+        return real(text, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", slow)
+    talk = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+
+    async def ask() -> None:
+        long = [asyncio.ensure_future(engine.encode("a" * (2 << 20))) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(engine.generate("abc", GREEDY), 10)
+        await asyncio.wait_for(engine.chat(talk, GREEDY), 10)
+        free.set()
+        await asyncio.gather(*long)
+
+    asyncio.run(ask())
+    engine.close()
+
+
+def test_async_after_close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waited for the tokenizer, and whoever comes later, is told; nobody is cancelled."""
+    engine = AsyncLLM(folder, pool_bytes=1 << 22, threads=1)
+    free = threading.Event()
+
+    def slow(text: str, **options: Any) -> list[int]:
+        assert free.wait(20)
+        return [1]
+
+    monkeypatch.setattr(engine.tokenizer, "encode", slow)
+
+    async def ask() -> None:
+        tasks = [asyncio.ensure_future(engine.generate("abc", GREEDY)) for _ in range(6)]
+        await asyncio.sleep(0.05)
+        tasks[0].cancel()
+        engine.close()
+        free.set()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(ends[0], asyncio.CancelledError)
+        assert all(isinstance(end, EngineDeadError) for end in ends[1:])
+        with pytest.raises(EngineDeadError):
+            await engine.generate("abc", GREEDY)
+        with pytest.raises(EngineDeadError):
+            await engine.chat([{"role": "user", "content": "a"}], GREEDY)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_submitting_needs_a_running_loop(folder: Path) -> None:
+    engine = AsyncLLM(folder, pool_bytes=1 << 22, threads=1)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        engine.submit(PROMPT, GREEDY)
+    gc.collect()
+    engine.close()

@@ -62,12 +62,11 @@ class House:
         self.got: dict[tuple[int, int], Answer] = {}
         self.news = threading.Condition()
         self.batches = 0
-        self.deaths: list[BaseException] = []
         scheduler = Scheduler(
             Blocks(COUNT, (None, 8), 4), budget=8, rows=8, context=100, eos=frozenset({4}), text=Letters, **more
         )
         self.scheduler = scheduler
-        self.engine = Engine(self.gate, scheduler, deliver=self.deliver, on_dead=self.deaths.append)
+        self.engine = Engine(self.gate, scheduler, deliver=self.deliver)
 
     def deliver(self, deltas: list[Delta]) -> None:
         with self.news:
@@ -142,6 +141,18 @@ def test_requests_from_many_threads(house: House) -> None:
     assert house.batches <= house.engine.stats().steps
 
 
+def test_a_thread_that_cannot_be_had_is_asked_for_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="new thread"):
+            house.submit(1)
+    house.serves()
+    assert house.engine.stats().waiting == 0
+
+
 def test_nothing_runs_before_the_first_message_and_nothing_while_idle(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,9 +219,8 @@ def test_a_failing_step_ends_everybody_once(house: House, fail_at: int) -> None:
     house.until(lambda: all(house.done(u, 1 + u % 2) for u in range(12)) and house.done(50))
     assert house.got[50, 0].finish == "error"
     assert "MemoryError" in (house.got[50, 0].error or "")
-    assert soon(lambda: bool(house.deaths) and gate.closes == 1)
+    assert soon(lambda: gate.closes == 1)
     assert isinstance(house.engine.error, MemoryError)
-    assert house.deaths == [house.engine.error]
     with pytest.raises(EngineDeadError, match="no more"):
         house.submit(51)
     house.engine.post(Abort(3))
@@ -250,15 +260,14 @@ def test_a_failing_submit_forgets_nobody(house: House, monkeypatch: pytest.Monke
 
 
 def test_a_failing_receiver_stops_the_engine_but_not_the_program() -> None:
-    deaths: list[BaseException] = []
-
     def refuse(deltas: list[Delta]) -> None:
         raise OSError("nobody there")
 
     gate = Gate()
-    engine = Engine(gate, House().scheduler, deliver=refuse, on_dead=deaths.append)
+    engine = Engine(gate, House().scheduler, deliver=refuse)
     engine.post(Submit(0, PROMPT, SamplingParams(temperature=0, seed=0), time.monotonic()))
-    assert soon(lambda: bool(deaths) and gate.closes == 1)
+    assert soon(lambda: gate.closes == 1)
+    assert isinstance(engine.error, OSError)
     with pytest.raises(EngineDeadError):
         engine.post(Submit(1, PROMPT, SamplingParams(temperature=0, seed=0), time.monotonic()))
     engine.close()
@@ -288,6 +297,22 @@ def test_close_while_running(house: House, steps: int) -> None:
     house.engine.close()
     house.engine.post(Abort(1))
     assert gate.closes == 1
+
+
+def test_stop_does_not_wait(house: House) -> None:
+    gate = house.gate
+    gate.permits = threading.Semaphore(0)
+    house.submit(0)
+    assert gate.entered.acquire(timeout=20)
+    start = time.monotonic()
+    thread = house.engine.stop()
+    assert time.monotonic() - start < 1
+    assert thread is not None and thread.is_alive()
+    assert gate.closes == 0
+    gate.permits.release()
+    thread.join(20)
+    assert (gate.closes, house.got[0, 0].finish) == (1, "abort")
+    assert House().engine.stop() is None
 
 
 def test_close_unused() -> None:

@@ -768,6 +768,12 @@ def test_parts_next_to_a_symlink(tmp_path: Path) -> None:
     assert len(GGUF(tmp_path / "names" / "m-00002-of-00003.gguf").tensors) == 6
 
 
+def test_parts_with_a_suffix_in_capitals(tmp_path: Path) -> None:
+    """Readers and the choice of files agree on what a part is called."""
+    paths = [path.rename(path.with_suffix(".GGUF")) for path in split(tmp_path)]
+    assert len(GGUF(paths[1]).tensors) == 6
+
+
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     paths = split(tmp_path)
     os.truncate(paths[1], paths[1].stat().st_size - 1)

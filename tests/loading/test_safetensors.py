@@ -224,6 +224,8 @@ def test_no_weights(tmp_path: Path) -> None:
     refuse(tmp_path / "m", r"has no \*.safetensors file$")
     (tmp_path / "m" / "pytorch_model.bin").write_bytes(b"x")
     refuse(tmp_path / "m", "pytorch_model.bin is a pickle")
+    (tmp_path / "m" / "adapter_model.safetensors").write_bytes(b"x")
+    refuse(tmp_path / "m", "no .*of a whole model: adapter_model.safetensors is an adapter")
 
 
 @pytest.mark.timeout(20)

@@ -88,8 +88,10 @@ def write_gguf(
         name = architecture + key if key.startswith(".") else key
         if isinstance(value, bool):
             writer.add_bool(name, value)
+        elif isinstance(value, int) and value < 0:
+            writer.add_int64(name, value)
         elif isinstance(value, int):
-            writer.add_uint32(name, value)
+            (writer.add_uint32 if value < 1 << 32 else writer.add_uint64)(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
         elif isinstance(value, str):

@@ -84,6 +84,9 @@ def test_what_the_makers_suggest(folder: Path, tmp_path: Path) -> None:
         ("generation_config.json", '{"eos_token_id": "2"}', "eos_token_id is '2': must be a token id or a list"),
         ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id is"),
         ("generation_config.json", "[]", "object"),
+        ("generation_config.json", '{"top_k": 1, "top_k": 2}', "the key 'top_k' is there twice"),
+        ("generation_config.json", '{"top_k": ' + "[" * 100_000, "is JSON nested too deep"),
+        ("generation_config.json", "[" + "{}," * 300_000 + "{}]", "the header is too large"),
         ("generation_config.json", "{", "generation_config.json"),
         ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported"),
         ("config.json", '{"model_type": "llama", "quantization_config": {"quant_method": "awq"}}', "awq"),
@@ -99,6 +102,12 @@ def test_errors_name_the_folder_and_the_key(file: str, text: str, message: str, 
 def test_a_gguf_that_cannot_be_run_names_the_file(original: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", original, facts={".expert_count": 4})
     with pytest.raises(ModelFileError, match=r"tiny.gguf: llama.expert_count is 4: not supported"):
+        open_checkpoint(file)
+
+
+def test_a_tokenizer_in_a_gguf_that_is_broken_names_the_file(original: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", original, facts={"tokenizer.ggml.padding_token_id": 70_000})
+    with pytest.raises(ModelFileError, match=r"tiny.gguf: .*padding_token_id"):
         open_checkpoint(file)
 
 

@@ -98,7 +98,7 @@ def test_every_optional_weight_is_seen(checkpoint: Path, theirs: np.ndarray) -> 
         ), kind
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma3_text"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_sharded_files_and_half_floats_load_alike(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family, shard_bytes=100_000, dtype="bfloat16")
     assert len(list(folder.glob("model-*.safetensors"))) > 2

@@ -72,15 +72,16 @@ def test_the_plan_is_no_larger_than_what_must_live_together(program: Program) ->
 
 def test_peak_bytes_counts_tokens_and_wanted(program: Program) -> None:
     body, head = body_plan(program), head_plan(program)
-    assert peak_bytes(program, 100, 0) == 100 * body.bytes_per(Extent.TOKENS)
-    assert peak_bytes(program, 0, 7) == 7 * max(body.bytes_per(Extent.WANTED), head.bytes_per(Extent.WANTED))
+    assert peak_bytes(program, 100, 0, 0) == 100 * body.bytes_per(Extent.TOKENS)
+    assert peak_bytes(program, 100, 7, 0) == 100 * body.bytes_per(Extent.TOKENS) + 7 * body.bytes_per(Extent.WANTED)
+    assert peak_bytes(program, 0, 700, 3) == max(700 * body.bytes_per(Extent.WANTED), 3 * head.bytes_per(Extent.WANTED))
     assert head.bytes_per(Extent.WANTED) >= 4 * (program.vocab + program.width)
 
 
 def test_layers_of_one_program_do_not_pile_up(tmp_path: Path) -> None:
     model = Model.open(tiny_checkpoint(tmp_path, "llama"))
     deep = replace(model.spec, blocks=model.spec.blocks * 8)
-    plans = [peak_bytes(write_program(spec, model.weights, 512), 64, 1) for spec in (model.spec, deep)]
+    plans = [peak_bytes(write_program(spec, model.weights, 512), 64, 1, 1) for spec in (model.spec, deep)]
     assert plans[0] == plans[1]
 
 

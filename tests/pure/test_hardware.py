@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,6 @@ def test_o1_no_files_at_all(tmp_path: Path) -> None:
     assert hardware.granted_cores(tmp_path, 5).count == 5
     assert hardware.granted_cores(tmp_path, 0).count == 1
     assert hardware.granted_memory(tmp_path) == 0
-    assert hardware.read_machine(tmp_path).processors == 0
 
 
 def test_o1_threads_option_wins_and_omp_num_threads_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,28 +175,6 @@ def test_memory_of_version_1(tmp_path: Path) -> None:
     assert hardware.granted_memory(tree(tmp_path, files)) == 2500
 
 
-def test_the_machine(tmp_path: Path) -> None:
-    def processor(number: int, core: int, flags: str) -> str:
-        return (
-            f"processor\t: {number}\nmodel name\t: Some CPU\nphysical id\t: 0\ncore id\t\t: {core}\nflags\t\t: {flags}"
-        )
-
-    cache = "sys/devices/system/cpu/cpu0/cache"
-    files = {
-        "proc/cpuinfo": "\n\n".join(
-            [processor(n, n // 2, "fpu avx2 fma avx512f" + (" amx_int8" if n else "")) for n in range(4)]
-        ),
-        **{f"{cache}/index0/{k}": v for k, v in {"level": "1", "type": "Data", "size": "48K"}.items()},
-        **{f"{cache}/index1/{k}": v for k, v in {"level": "1", "type": "Instruction", "size": "32K"}.items()},
-        **{f"{cache}/index2/{k}": v for k, v in {"level": "2", "type": "Unified", "size": "2048K"}.items()},
-        **{f"{cache}/index3/{k}": v for k, v in {"level": "3", "type": "Unified", "size": "105M"}.items()},
-    }
-    assert hardware.read_machine(tree(tmp_path, files)) == hardware.Machine(
-        "Some CPU", frozenset({"avx2", "fma", "avx512f"}), 4, 2, {"L1d": 48 << 10, "L2": 2 << 20, "L3": 105 << 20}
-    )
-
-
 def test_this_machine_answers() -> None:
-    assert hardware.machine().processors >= hardware.granted_cores().count >= 1
+    assert 1 <= hardware.granted_cores().count <= (os.cpu_count() or 1)
     assert hardware.granted_memory() > 0
-    assert hardware.machine() is hardware.machine()

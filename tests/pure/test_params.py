@@ -90,3 +90,37 @@ def test_options_name_what_is_wrong() -> None:
         with pytest.raises(OptionError) as error:
             Options.of(**bad)
         assert error.value.option == next(iter(bad))
+
+
+@pytest.mark.parametrize("field", ["temperature", "repetition_penalty", "presence_penalty"])
+def test_numbers_beyond_floats(field: str) -> None:
+    with pytest.raises(RequestError, match=field):
+        SamplingParams(**{field: 10**400})
+
+
+def test_a_token_id_of_many_digits() -> None:
+    with pytest.raises(RequestError, match="no token id"):
+        SamplingParams(logit_bias={"9" * 5000: 1.0})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("field", ["seed", "top_k", "n", "max_tokens", "logprobs", "temperature"])
+def test_numbers_that_python_does_not_write_out(field: str) -> None:
+    with pytest.raises(RequestError, match=field):
+        SamplingParams(**{field: 10**5000})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {10**5000: 1}},
+        {"logit_bias": {1: 10**5000}},
+        {"logit_bias": {"01": 1}},
+        {"logit_bias": {"1": 1, 1: 2}},
+        {"stop_token_ids": [-(10**5000)]},
+    ],
+)
+def test_odd_token_ids(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**fields)
+    assert error.value.param == next(iter(fields))
+    assert len(str(error.value)) < 300

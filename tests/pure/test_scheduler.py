@@ -236,6 +236,19 @@ def test_windowed_layers_give_blocks_back_while_the_request_lives() -> None:
     assert most <= 3
 
 
+@pytest.mark.parametrize(("count", "admitted"), [(8, True), (7, False)])
+def test_newcomers_leave_a_block_of_each_group_to_whoever_runs(count: int, admitted: bool) -> None:
+    """Two groups: the first holds two blocks and will want two more, the other needs four."""
+    rig = Rig(count=count, block=4, windows=(None, 8), budget=64)
+    rig.submit(prompt(3), max_tokens=4)
+    rig.step()
+    assert rig.blocks.used == 2
+    rig.submit(prompt(5), max_tokens=2)
+    rig.step()
+    assert len(rig.scheduler.running) == 1 + admitted
+    rig.run()
+
+
 # Siblings
 
 
@@ -280,7 +293,11 @@ def test_more_siblings_than_rows() -> None:
     want: dict[str, Any] = {"n": 9, "temperature": 1, "max_tokens": 4}
     user = rig.submit(prompt(10), **want)
     other = rig.submit(prompt(3), max_tokens=3)
-    rig.run()
+    most = 0
+    while rig.step() is not None:
+        most = max(most, len(rig.scheduler.running))
+    assert most > 2
+    assert max(len(plan.rows) for plan in rig.plans) == 2
     for c in range(9):
         assert rig.got[user, c] == rig.naive(prompt(10), c, **want)
     assert rig.got[other, 0] == rig.naive(prompt(3), max_tokens=3)

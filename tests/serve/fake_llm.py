@@ -150,6 +150,7 @@ class FakeLLM:
         self.aborts = 0
         self.aborted_at = 0.0
         self.tokens_made = 0
+        self.checked = 0
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.streams: list[FakeStream] = []
         self.late_prompt_logprobs = False
@@ -166,14 +167,14 @@ class FakeLLM:
     async def render_chat(self, messages: Sequence[Mapping[str, str]], **template: Any) -> list[int]:
         return await asyncio.to_thread(lambda: self.tokenizer.chat(messages, **template))
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> SamplingParams:
+    def check(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> SamplingParams:
+        self.checked += 1
         none = SimpleNamespace(temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=None)
-        return admit(prompt, params, limits=Limits(CONTEXT, VOCAB, 10_000), defaults=none)
+        return admit(prompt, params, limits=Limits(CONTEXT, VOCAB, 10_000), defaults=none, param=param)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> FakeStream:
+    def start(self, prompt: Sequence[int], resolved: SamplingParams) -> FakeStream:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
-        resolved = self.check(prompt, params)
         self.submitted.append((list(prompt), resolved))
         assert resolved.seed is not None
         wants = resolved.prompt_logprobs is not None

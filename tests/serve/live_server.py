@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from headrace.serve.app import create_app
+from headrace.serve.app import configured, create_app
 
 
 class LiveServer:
@@ -19,17 +19,7 @@ class LiveServer:
 
     def __init__(self, load: Callable[[], Any], **options: Any) -> None:
         self.app = create_app(load, **options)
-        config = uvicorn.Config(
-            self.app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(configured(self.app, grace_s=1))
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.port = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -86,6 +86,13 @@ def test_v1_empty_and_mixed_prompts(api: Api, prompt: Any, param: str) -> None:
     assert not api.llm.submitted, "no half of a request runs"
 
 
+def test_each_prompt_is_judged_once_and_by_name(api: Api) -> None:
+    assert api.complete(prompt=["a", "b", "c"], max_tokens=1).status_code == 200
+    assert api.llm.checked == 3
+    message = error_of(api.complete(prompt=["a", "b" * 600], max_tokens=1), 400, "prompt[1]")
+    assert message.startswith("prompt[1] has 600 tokens; ")
+
+
 def test_v1_with_bos_an_empty_prompt_is_legal(api: Api) -> None:
     api.llm.tokenizer.add_bos = True
     assert api.complete(prompt="").status_code == 200

@@ -97,6 +97,24 @@ def test_finished_requests_are_not_aborted(api: Api) -> None:
     assert api.llm.aborts == 0
 
 
+def test_writing_to_a_client_that_just_left_is_no_failure(api: Api) -> None:
+    """uvloop closes a transport a moment before uvicorn hears of it, and refuses writes in between."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise RuntimeError(f"unable to perform operation on <TCPTransport closed={gone}>; the {said}")
+
+    path = {"path": "/live", "raw_path": b"/live", "root_path": "", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": "GET", **path}
+    gone, said = True, "handler is closed"
+    asyncio.run(api.live.app(scope, receive, send))
+    gone, said = False, "answer is longer than it said"
+    with pytest.raises(RuntimeError, match="longer"):
+        asyncio.run(api.live.app(scope, receive, send))
+
+
 def test_openai_style_close_of_a_stream(api: Api) -> None:
     endless(api.llm)
     with httpx.stream("POST", api.url + CHAT, json={"messages": HELLO, "stream": True}) as response:
@@ -148,10 +166,15 @@ def test_health_is_quick_while_busy(api: Api) -> None:
 # ---- failures of the engine
 
 
-def test_failure_in_the_middle(api: Api) -> None:
+def test_failure_in_the_middle(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     api.llm.script = lambda prompt, choice: Script([120] * 9, 0.0, fails_after=3 if choice else None)
     whole = api.chat(n=2)
     assert "not finite" in error_of(whole, 500)
+    (said,) = [record for record in caplog.records if record.name.startswith("headrace")]
+    assert said.levelname == "WARNING"
+    assert (
+        said.getMessage() == f"{api.llm.streams[0].output.request_id} could not be finished: the logits are not finite"
+    )
     response = api.chat(n=2, stream=True)
     assert response.status_code == 200
     *_, last, rest = response.content.split(b"\n\n")
@@ -236,7 +259,7 @@ def test_o5_dead_engine(own: tuple[LiveServer, FakeLLM]) -> None:
 def test_o5_engine_that_dies_unnoticed(own: tuple[LiveServer, FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     """`dead` is not yet set when the request is posted."""
     live, _ = own
-    monkeypatch.setattr(FakeLLM, "submit", lambda self, *about: (_ for _ in ()).throw(_dead()))
+    monkeypatch.setattr(FakeLLM, "start", lambda self, *about: (_ for _ in ()).throw(_dead()))
     error_of(httpx.post(live.url + CHAT, json={"messages": HELLO, "stream": True}), 503)
 
 
@@ -284,6 +307,39 @@ def test_failed_loading() -> None:
         assert "broken file" in error_of(httpx.get(live.url + "/health"), 503)
 
 
+class Panic(BaseException):
+    """As Rust's panics come out of tokenizers."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Panic("a hole")])
+def test_loading_that_ends_badly_is_failed_loading(error: BaseException) -> None:
+    def load() -> FakeLLM:
+        raise error
+
+    with LiveServer(load) as live:
+        until(lambda: httpx.get(live.url + "/health").json()["error"]["code"] == "load_failed")
+        assert repr(error) in error_of(httpx.get(live.url + "/health"), 503)
+    with pytest.raises(RuntimeError, match="loading ended with"):
+        run(load, host="127.0.0.1", port=0)
+
+
+def test_loaded_is_called_before_the_server_says_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def loaded() -> None:
+        said.append(capsys.readouterr().out)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    otherwise = threading.Timer(5, os.kill, (os.getpid(), signal.SIGTERM))
+    otherwise.start()
+    try:
+        run(FakeLLM, host="127.0.0.1", port=0, loaded=loaded)
+    finally:
+        otherwise.cancel()
+    assert said == [""]
+    assert capsys.readouterr().out.startswith("ready: ")
+
+
 def test_stopping_while_loading_does_not_wait() -> None:
     go = threading.Event()
     llm = FakeLLM()
@@ -327,7 +383,7 @@ def test_names() -> None:
         assert httpx.get(live.url + "/v1/models/org/mine").json()["id"] == "org/mine"
         assert httpx.post(live.url + CHAT, json={"messages": HELLO, "model": "org/mine"}).json()["model"] == "org/mine"
         error_of(httpx.post(live.url + CHAT, json={"messages": HELLO, "model": "fake-model"}), 404, "model")
-    assert Service(lambda: llm, alias="fake").names(llm) == ("fake-model", "fake")
+    assert Service(lambda: llm, alias="fake").names(llm) == ("fake", "fake-model")
     assert Service(lambda: llm, alias="fake-model").names(llm) == ("fake-model",)
 
 
@@ -433,6 +489,23 @@ def test_running_streams_get_a_grace_then_an_error_event() -> None:
         assert json.loads(last)["error"]["code"] == "stopping"
 
 
+def test_bodies_that_do_not_come_end_quietly_with_the_server() -> None:
+    with Process(grace=1) as process:
+        port = int(process.url().rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), 10) as sock:
+            sock.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            time.sleep(0.3)
+            process.popen.send_signal(signal.SIGTERM)
+            answer = b""
+            while more := sock.recv(10_000):
+                answer += more
+        code, _, err = process.ended(6)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"stopping"' in answer
+    assert code == 0
+    assert "Traceback" not in err, err
+
+
 def test_second_signal_does_not_wait() -> None:
     with Process("endless", grace=60) as process:
         url = process.url()
@@ -479,11 +552,12 @@ def test_addresses_that_cannot_be_used_are_told_before_anything_is_loaded() -> N
     def never() -> Any:
         raise AssertionError("nothing may be loaded")
 
-    with listening("127.0.0.1", 0) as sock:  # as by a server that only just begins
-        with pytest.raises(OptionError, match="--port"):
-            run(never, host="127.0.0.1", port=sock.getsockname()[1])
-    with pytest.raises(OptionError, match="no address"):
-        run(never, host="no.such.host.invalid", port=8000)
+    taken = listening("127.0.0.1", 0)  # as by a server that only just begins
+    with taken, pytest.raises(OptionError, match="--port"):
+        run(never, host="127.0.0.1", port=taken.getsockname()[1])
+    for host in ("no.such.host.invalid", "a..b", "a" * 100):
+        with pytest.raises(OptionError, match="no address"):
+            run(never, host=host, port=8000)
 
 
 def test_second_server_is_refused_while_the_first_loads() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.serve import fields
 from headrace.serve.bodies import ChatBody, CompletionBody
+from headrace.serve.reading import QUOTED, quoted
 from tests.serve.fake_llm import VOCAB, Script
 from tests.serve.http_api import CHAT, COMPLETIONS, Api, error_of
 
@@ -311,6 +312,27 @@ def test_models(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        (0, "0"),
+        (1.5, "1.5"),
+        (-(10**QUOTED), "that large a number"),
+        ("a'b", repr("a'b")),
+        ("x" * QUOTED, f"'{'x' * QUOTED}'"),
+        ("x" * (QUOTED + 1), f"'{'x' * QUOTED}'..."),
+        ([], "an empty list"),
+        ([1], "a list"),
+        ({}, "an object"),
+    ],
+)
+def test_values_in_errors(value: Any, shown: str) -> None:
+    assert quoted(value) == shown
+
+
+@pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"", "empty"),
@@ -319,11 +341,11 @@ def test_models(api: Api) -> None:
         (b'{"prompt": "x",}', "not JSON"),
         (b"{'prompt': 'x'}", "not JSON"),
         (b'{"prompt": "x"} x', "not JSON"),
-        (b'"x"', "a string"),
+        (b'"x"', "not 'x'"),
         (b"[1]", "a list"),
         (b"null", "null"),
-        (b"5", "a number"),
-        (b"true", "a boolean"),
+        (b"5", "not 5"),
+        (b"true", "not true"),
         (b'{"prompt": "x", "temperature": NaN}', "NaN"),
         (b'{"prompt": "x", "temperature": Infinity}', "Infinity"),
         (b'{"prompt": "x", "temperature": -Infinity}', "-Infinity"),

@@ -69,7 +69,7 @@ def figures(output: RequestOutput) -> str:
     parts = [f"{len(output.prompt_token_ids)} prompt tokens"]
     if choice.timings is not None and choice.token_ids:
         parts.append(f"first token {choice.timings.first_token_s:.2f} s")
-    parts.append(f"{len(choice.token_ids)} tokens")
+    parts.append(f"{len(choice.token_ids)} token{'s' * (len(choice.token_ids) != 1)}")
     parts.append(f"{speed:.1f} tokens/s" if speed is not None else "tokens/s not measured")
     if choice.finish_reason == "length":
         parts.append("cut at the length limit")

@@ -22,27 +22,26 @@ def chat(asker: Asker, system: str | None) -> None:
     while True:
         try:
             line = input(">>> " if sys.stdout.isatty() else "").strip()
+            match line:
+                case "":
+                    continue
+                case "/exit" | "/quit" | "/bye":
+                    return
+                case "/help" | "/?":
+                    note(HELP)
+                case "/clear":
+                    history = list(opening)
+                    note("the conversation is forgotten")
+                case _ if line.startswith("/") and " " not in line:
+                    note(f"no command {line}; {HELP}")
+                case _:
+                    history = _turn(asker, history, line)
         except KeyboardInterrupt:
             out("\n")
             note("/exit or Ctrl-D leaves")
-            continue
         except EOFError:
             out("\n")
             return
-        match line:
-            case "":
-                continue
-            case "/exit" | "/quit" | "/bye":
-                return
-            case "/help" | "/?":
-                note(HELP)
-            case "/clear":
-                history = list(opening)
-                note("the conversation is forgotten")
-            case _ if line.startswith("/") and " " not in line:
-                note(f"no command {line}; {HELP}")
-            case _:
-                history = _turn(asker, history, line)
 
 
 def _turn(asker: Asker, history: list[dict[str, str]], line: str) -> list[dict[str, str]]:

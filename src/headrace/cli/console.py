@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from headrace.errors import HeadraceError
 from headrace.loading.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -24,14 +25,16 @@ def out(text: str) -> None:
     """Write to standard output at once.
 
     Control characters other than newline and tab do not reach a terminal: a model's answer must not move its cursor.
-    A reader that went away ends the program quietly.
+    A reader that went away ends the program quietly. HeadraceError where it cannot be written, as on a full disk.
     """
     try:
         sys.stdout.write(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        raise SystemExit(PIPE_CLOSED) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(PIPE_CLOSED) from None
+        raise HeadraceError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def note(text: str) -> None:
@@ -85,11 +88,10 @@ def _bar() -> rich.progress.Progress:
         Progress,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
 
     text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (text, BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 

@@ -15,4 +15,5 @@ def open_llm(model: str, engine: dict[str, Any]) -> LLM:
     from headrace.engine.llm import LLM
 
     with bars() as progress:
+        progress(f"opening {model}", 0, 0)
         return LLM(model, progress=progress, **engine)

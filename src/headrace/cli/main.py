@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated
 
@@ -55,6 +56,7 @@ def _headrace(
 
 def main() -> None:
     """Entry point of the console script; always ends in SystemExit."""
+    _open_closed_streams()
     logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s")
     if sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -63,3 +65,10 @@ def main() -> None:
     except HeadraceError as e:
         fail(str(e))
         sys.exit(1)
+
+
+def _open_closed_streams() -> None:
+    """Where the shell closed a standard stream (`<&-`, `>&-`), Python has None: nothing comes in, nothing goes out."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for good)

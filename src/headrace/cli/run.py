@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import engine as engines
-from headrace.cli.answer import Asker, figures, tokens_per_s
+from headrace.cli.answer import Asker, Interrupted, figures, tokens_per_s
 from headrace.cli.chat import chat
 from headrace.cli.console import note, out
 from headrace.cli.options import MODEL, usage
@@ -113,7 +113,7 @@ def run(
         )
     text = _prompt(prompt)
     if text is None and as_json:
-        raise typer.BadParameter("needs a prompt: a chat is for people", param_hint="--json")
+        raise typer.BadParameter("needs a prompt; without one `run` is a chat", param_hint="--json")
     started = time.monotonic()
     with engines.open_llm(model, engine) as llm:
         loaded = time.monotonic()
@@ -124,7 +124,11 @@ def run(
             output = asker.ask(_conversation(text, system), lambda _: None)
             out(json.dumps(_report(model, output, loaded - started), ensure_ascii=False) + "\n")
         else:
-            output = asker.ask(_conversation(text, system), out)
+            try:
+                output = asker.ask(_conversation(text, system), out)
+            except Interrupted:
+                out("\n")
+                raise
             if not output.outputs[0].text.endswith("\n"):
                 out("\n")
             note(figures(output))

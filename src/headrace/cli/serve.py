@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
@@ -23,5 +24,14 @@ def serve(
     """Serve a model over HTTP, in the form that clients of OpenAI speak."""
     from headrace.serve.app import serve as run_server
 
-    with bars() as progress:
-        run_server(model, host=host, port=port, options=engine, progress=progress, name=served_model_name)
+    with ExitStack() as drawn:
+        progress = drawn.enter_context(bars())
+        run_server(
+            model,
+            host=host,
+            port=port,
+            name=served_model_name,
+            options=engine,
+            progress=progress,
+            loaded=drawn.close,
+        )

@@ -13,6 +13,7 @@ import typer
 
 from headrace.cli.console import bars, out, size
 from headrace.cli.options import MODEL
+from headrace.cli.run import TEMPERATURE
 
 if TYPE_CHECKING:
     from headrace.engine.build import Blueprint
@@ -127,7 +128,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     heads = f"{facts['heads']} heads of {facts['head_dim']}, {facts['kv_heads']} for keys and values{windows}"
     yield _line("layers", f"{facts['layers']} of width {facts['width']:,}; {heads}")
     yield _line("vocabulary", f"{facts['vocab']:,}")
-    yield _line("context", f"{facts['context']:,} tokens, {facts['options']['context']:,} used")
+    yield _line("context", f"trained for {facts['context']:,} tokens, configured {facts['options']['context']:,}")
     for row in facts["tensors"]:
         yield _line("tensors", f"{row['format']:<6} {row['tensors']:>5}  {size(row['bytes']):>9}")
     stored, loaded = size(memory["weights_stored"]), size(memory["weights_loaded"])
@@ -156,7 +157,7 @@ def _token(token: Mapping[str, Any] | None) -> str:
 def _sampling(suggested: Mapping[str, Any]) -> str:
     told = [f"{name} {value:g}" for name, value in suggested.items() if value is not None]
     if suggested["temperature"] is None:
-        told.insert(0, "temperature 0.7 in run, 1 in the API")
+        told.insert(0, f"temperature {TEMPERATURE:g} in run, 1 in the API")
     return ", ".join(told)
 
 
@@ -169,4 +170,4 @@ def _template(template: str | None) -> Iterator[str]:
     for line in lines[:HEAD]:
         yield f"  | {line[:110]}{'…' if len(line) > 110 else ''}\n"
     if len(lines) > HEAD:
-        yield f"  | … {len(lines) - HEAD} more lines\n"
+        yield f"  | … {len(lines) - HEAD} more (--json has all)\n"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from headrace.errors import RequestError
+from headrace.errors import RequestError, shown
 from headrace.params import SamplingParams
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def admit(
         top_k=_first(params.top_k, defaults.top_k, 0),
         min_p=_first(params.min_p, defaults.min_p, 0.0),
         repetition_penalty=_first(params.repetition_penalty, defaults.repetition_penalty, 1.0),
-        seed=_first(params.seed, None, secrets.randbits(63)),
+        seed=_first(params.seed, None, secrets.randbits(53)),
     )
 
 
@@ -106,7 +106,7 @@ def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: st
 def _judge_ids(ids: Iterable[int], vocab: int, param: str) -> None:
     for i in ids:
         if type(i) is not int or not 0 <= i < vocab:
-            raise RequestError(f"{param} holds {i!r}, which is no token id: the model has 0 to {vocab - 1}", param)
+            raise RequestError(f"{param} holds {shown(i)}, which is no token id: the model has 0 to {vocab - 1}", param)
 
 
 def _first(asked: T | None, suggested: T | None, otherwise: T) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from headrace.cache.pool import BLOCK, Pool, PoolShape
 from headrace.config import Options
 from headrace.engine.admission import Limits, admit
 from headrace.engine.loop import Engine
-from headrace.errors import OptionError
-from headrace.execute.local import LocalExecutor
+from headrace.errors import ModelFileError, OptionError
+from headrace.execute.local import LocalExecutor, logits_at_once
 from headrace.hardware import Granted, granted_memory, threads
 from headrace.loading.checkpoint import Checkpoint, load_weights, open_checkpoint
 from headrace.loading.progress import Progress, silent
@@ -32,8 +32,6 @@ from headrace.scheduler.messages import Abort, Delta, Submit
 from headrace.scheduler.scheduler import Scheduler, Stats
 from headrace.tokenize.stream import TextStream
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -44,7 +42,8 @@ class Memory:
     weights: int
     """Weights as the backend keeps them."""
     buffers: int
-    """Largest sum of the program's buffers in one step, logits apart."""
+    """The program's buffers in a step of `budget` tokens, all of them wanted, as log-probabilities of prompts may want
+    them: `program.buffers.peak_bytes`."""
     pool: PoolShape
     token: int
     """KV of one token over all layers."""
@@ -78,12 +77,16 @@ def plan_engine(path: Path, options: Options) -> Blueprint:
     options = dataclasses.replace(
         options, context=context, execute=dataclasses.replace(options.execute, threads=granted.count)
     )
-    program = write_program(checkpoint.spec, checkpoint.parts, context)
+    try:
+        program = write_program(checkpoint.spec, checkpoint.parts, context)
+    except ValueError as error:
+        raise ModelFileError(path, str(error)) from error
     shape, blocks = _pool(program, options, context)
+    budget = options.scheduler.budget
     memory = Memory(
         stored=sum(t.nbytes for t in checkpoint.source.tensors.values()),
         weights=_backend(options.execute.backend).weight_bytes(checkpoint.source.tensors),
-        buffers=peak_bytes(program, options.scheduler.budget, options.scheduler.rows),
+        buffers=peak_bytes(program, budget, budget, min(budget, logits_at_once(program.vocab))),
         pool=shape,
         token=len(program.kv.groups) * shape.block_bytes // BLOCK,
     )
@@ -97,6 +100,10 @@ def _pool(program: Program, options: Options, context: int) -> tuple[PoolShape, 
     one = PoolShape(1, kv.slots, kv.kv_heads, kv.dim, options.cache.kv_format)
     windows = [group.window for group in kv.groups]
     if options.cache.pool_bytes is not None:
+        if 0 < (most := granted_memory()) < options.cache.pool_bytes:
+            raise OptionError(
+                f"pool_bytes is {options.cache.pool_bytes}, more than the {most} that are free", "pool_bytes"
+            )
         count = options.cache.pool_bytes // one.block_bytes
     else:
         per_context = Blocks(1, windows).need(context)
@@ -115,6 +122,13 @@ def _backend(name: str) -> Backend:
     from headrace.program.torch_backend import TorchBackend
 
     return {"torch": TorchBackend}[name]()
+
+
+def _let_threads_sleep() -> None:
+    """Tell OpenMP's threads to sleep at barriers, where the user has not said otherwise: spinning ones take eight times
+    as long beside one other busy process (docs/decisions/0004). OpenMP reads it when PyTorch is first imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class Loaded:
@@ -157,9 +171,10 @@ class Loaded:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def admit(self, prompt: Sequence[int], params: SamplingParams) -> SamplingParams:
-        """The parameters with every default filled in. RequestError where the request cannot be served."""
-        return admit(prompt, params, limits=self.plan.limits, defaults=self.checkpoint.generation)
+    def admit(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> SamplingParams:
+        """The parameters with every default filled in. RequestError where the request cannot be served; `param` is what
+        it calls the prompt."""
+        return admit(prompt, params, limits=self.plan.limits, defaults=self.checkpoint.generation, param=param)
 
     def submit(self, request: int, prompt: Sequence[int], params: SamplingParams) -> None:
         """Start an admitted request. EngineDeadError where nobody would serve it."""
@@ -176,6 +191,10 @@ class Loaded:
         """Stop the engine and give its memory back. What is still running ends as aborted."""
         self._engine.close()
 
+    def stop(self) -> None:
+        """`close` without waiting, for finalizers."""
+        self._engine.stop()
+
 
 def load(
     model: str | Path,
@@ -188,10 +207,10 @@ def load(
 
     Options are those of `config.Options`, flat. Raises ModelNotFoundError, ModelFileError or OptionError.
     """
+    _let_threads_sleep()
     tell = progress or silent
     chosen = Options.of(**options)
     plan = plan_engine(resolve(model, progress=tell), chosen)
-    _log.info("%d threads: %s", plan.threads.count, plan.threads.reason)
     program, checkpoint = plan.program, plan.checkpoint
     pool = Pool(plan.memory.pool)
     runner = _backend(plan.options.execute.backend).load(

@@ -74,4 +74,4 @@ class Collector:
         return out
 
     def _text(self, token: int) -> str:
-        return self._tokenizer.piece(token).decode("utf-8", "replace") if token < self._tokenizer.vocab_size else ""
+        return self._tokenizer.piece(token).decode("utf-8", "replace")

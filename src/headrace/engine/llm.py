@@ -6,14 +6,14 @@ Both put a prompt into tokens, have it judged, post it to the engine and collect
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from headrace.engine.build import Loaded, load
 from headrace.engine.collect import Collector
@@ -29,18 +29,22 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
+LONG_TEXT = 1 << 17
+"""Characters above which a text is put into tokens apart from the others: a megabyte takes a second."""
+
 
 class LLM:
     """A model, loaded and ready to answer.
 
     `model` is a path, a catalogue name or a hub name (`loading.resolve`); options are those of `config.Options`, flat:
     context, kv_format, pool_bytes, budget, rows, backend, threads. Raises ModelNotFoundError, ModelFileError or
-    OptionError. Methods may be called from several threads.
+    OptionError. Methods may be called from several threads. One that nobody holds any more, nor a stream of it, ends as
+    `close` does.
     """
 
     def __init__(self, model: str | Path, *, progress: Progress | None = None, **options: Any) -> None:
         self._sinks: dict[int, Callable[[Delta], None]] = {}
-        self.model: Loaded = load(model, deliver=self._deliver, progress=progress, **options)
+        self.model: Loaded = load(model, deliver=_weakly(self._deliver), progress=progress, **options)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -54,10 +58,13 @@ class LLM:
         `params` is one for all or one for each. All are judged before any starts: RequestError names what is wrong.
         `parse_special` lets the names of control tokens in text stand for the tokens.
         """
+        if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+            raise RequestError(f"prompts must be a prompt or a list of them, not {type(prompts).__name__}", "prompts")
         texts = [prompts] if _is_prompt(prompts) else list(prompts)
         if not texts:
             raise RequestError("prompts must not be an empty list", "prompts")
-        encoded = [_encode(self.tokenizer, p, parse_special) for p in texts]  # type: ignore[arg-type]
+        names = _names(len(texts))
+        encoded = [_encode(self.tokenizer, p, parse_special, at) for p, at in zip(texts, names, strict=True)]  # type: ignore[arg-type]
         return self._run([p if isinstance(p, str) else None for p in texts], encoded, params)
 
     def chat(
@@ -71,7 +78,7 @@ class LLM:
         `template` holds what `Tokenizer.chat` takes (tools, add_generation_prompt, ...) and the template's variables.
         Contents are plain text: names of control tokens in them stay text unless parse_special_in_content is set.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        several = isinstance(messages, Sequence) and bool(messages) and not isinstance(messages[0], Mapping)
         talks: Any = messages if several else [messages]
         encoded = [self.tokenizer.chat(talk, **template) for talk in talks]
         return self._run([None] * len(encoded), encoded, params)
@@ -95,6 +102,10 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if "model" in vars(self):  # else it could not be loaded
+            self.model.stop()  # and not wait: the collector runs anywhere, in the midst of anything
+
     def _run(self, texts: list[str | None], prompts: list[list[int]], params: Params) -> list[RequestOutput]:
         streams = self._start(texts, prompts, params)
         try:
@@ -104,7 +115,9 @@ class LLM:
                 stream.close()
 
     def _start(self, texts: list[str | None], prompts: list[list[int]], params: Params) -> list[Stream]:
-        judged = [self.model.admit(ids, p) for ids, p in zip(prompts, _each(params, len(prompts)), strict=True)]
+        count = len(prompts)
+        every = zip(prompts, _each(params, count), _names(count), strict=True)
+        judged = [self.model.admit(ids, p, param=name) for ids, p, name in every]
         streams = []
         for text, ids, resolved in zip(texts, prompts, judged, strict=True):
             request = self.model.new_id()
@@ -134,7 +147,7 @@ class Stream(Iterator[Chunk]):
         self.id = request
         self._collector = collector
         self._llm = llm
-        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self._deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
         self.put = self._deltas.put
 
     @property
@@ -142,8 +155,8 @@ class Stream(Iterator[Chunk]):
         return self._collector.output
 
     def __next__(self) -> Chunk:
-        while not self.output.finished:
-            if chunk := self._collector.add(self._deltas.get()):
+        while not self.output.finished and (delta := self._deltas.get()) is not None:
+            if chunk := self._collector.add(delta):
                 return chunk
         self.close()
         raise StopIteration
@@ -155,8 +168,9 @@ class Stream(Iterator[Chunk]):
         return self.output
 
     def close(self) -> None:
-        """Abort what still runs. Safe to call again."""
+        """Abort what still runs; whoever iterates gets what came until then. From any thread; safe to call again."""
         self._llm.forget(self.id)
+        self._deltas.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -169,13 +183,17 @@ class Stream(Iterator[Chunk]):
 
 
 class AsyncLLM:
-    """The same for an event loop. Tokenizing and templates run in a thread pool, the engine in its own thread."""
+    """The same for an event loop. Tokenizing and templates run in a thread pool, the engine in its own thread.
+
+    EngineDeadError wherever it was closed before an answer could begin.
+    """
 
     def __init__(self, model: str | Path, *, progress: Progress | None = None, **options: Any) -> None:
         """Loads the model, blocking: see `LLM`; `await AsyncLLM.load(...)` does it in a thread."""
-        self._streams: dict[int, RequestStream] = {}
+        self._sinks: dict[int, _Sink] = {}
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-text")
-        self.model: Loaded = load(model, deliver=self._deliver, progress=progress, **options)
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="headrace-long-text")
+        self.model: Loaded = load(model, deliver=_weakly(self._deliver), progress=progress, **options)
 
     @classmethod
     async def load(cls, model: str | Path, *, progress: Progress | None = None, **options: Any) -> AsyncLLM:
@@ -196,11 +214,12 @@ class AsyncLLM:
 
     async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Token ids of a raw prompt, BOS as the file says."""
-        return await self._in_pool(partial(self.tokenizer.encode, text, parse_special=parse_special))
+        return await self._in_pool(partial(self.tokenizer.encode, text, parse_special=parse_special), len(text))
 
     async def render_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
         """Token ids of a conversation, see `Tokenizer.chat`."""
-        return await self._in_pool(partial(self.tokenizer.chat, messages, **template))
+        size = sum(map(_characters, messages)) if isinstance(messages, Sequence) else 0
+        return await self._in_pool(partial(self.tokenizer.chat, messages, **template), size)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True
@@ -226,66 +245,109 @@ class AsyncLLM:
         """Answer one conversation; iterate over the result with `async for`."""
         return self.submit(await self.render_chat(messages, **template), params)
 
-    def check(self, prompt: Sequence[int], params: SamplingParams | None = None) -> SamplingParams:
-        """Judge a request without starting it: RequestError, or its parameters with every default filled in."""
-        return self.model.admit(prompt, params or SamplingParams())
+    def check(
+        self, prompt: Sequence[int], params: SamplingParams | None = None, *, param: str = "prompt"
+    ) -> SamplingParams:
+        """Judge a request without starting it: its parameters with every default filled in, as `start` takes them, or
+        RequestError, which calls the prompt `param`."""
+        return self.model.admit(prompt, params or SamplingParams(), param=param)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams | None = None, *, text: str | None = None
     ) -> RequestStream:
         """Start a request over token ids, from a running event loop. RequestError where it cannot be served."""
-        resolved = self.check(prompt, params)
+        return self.start(prompt, self.check(prompt, params), text=text)
+
+    def start(self, prompt: Sequence[int], judged: SamplingParams, *, text: str | None = None) -> RequestStream:
+        """`submit` for what `check` has judged already."""
         request = self.model.new_id()
-        collector = Collector(f"req-{request}", text, list(prompt), resolved, self.tokenizer)
+        collector = Collector(f"req-{request}", text, list(prompt), judged, self.tokenizer)
         stream = RequestStream(request, collector, self)
-        self._streams[request] = stream
+        self._sinks[request] = _Sink(stream.loop, stream.put)
         try:
-            self.model.submit(request, prompt, resolved)
+            self.model.submit(request, prompt, judged)
         except EngineDeadError:
-            del self._streams[request]
+            del self._sinks[request]
             raise
         return stream
 
     def abort(self, request_id: str) -> None:
         """End a request early; its stream ends with finish_reason "abort". Unknown ids are ignored."""
         number = request_id.removeprefix("req-")
-        if number.isdigit():
+        if number.isdecimal():
             self.model.abort(int(number))
 
     def forget(self, request: int) -> None:
         """For `RequestStream`: nobody listens any more; the request is aborted where it still runs."""
-        if self._streams.pop(request, None):
+        if self._sinks.pop(request, None):
             self.model.abort(request)
 
     def close(self) -> None:
         """Stop the engine; what still runs ends as aborted."""
         self.model.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def __del__(self) -> None:
+        if "model" in vars(self):  # else it could not be loaded
+            self.model.stop()  # and not wait: the collector runs anywhere, in the midst of anything
 
     async def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
-        return await self._in_pool(partial(_encode, self.tokenizer, prompt, parse_special))
+        size = len(prompt) if isinstance(prompt, str) else 0
+        return await self._in_pool(partial(_encode, self.tokenizer, prompt, parse_special), size)
 
-    async def _in_pool(self, work: Callable[[], list[int]]) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def _in_pool(self, work: Callable[[], list[int]], size: int) -> list[int]:
+        """`size`: characters of the text, roughly. Long texts wait for each other, short ones never for a long one."""
+        try:
+            waiting = (self._long if size > LONG_TEXT else self._pool).submit(work)
+        except RuntimeError:  # the pool takes nothing after `close`
+            raise EngineDeadError("the engine is closed") from None
+        try:
+            return await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if waiting.cancelled() and not (task and task.cancelling()):
+                raise EngineDeadError("the engine is closed") from None
+            raise
 
     def _deliver(self, deltas: list[Delta]) -> None:
         """On the engine's thread: one wake-up per event loop and step, however many requests it holds."""
-        found = [(self._streams.get(delta.request), delta) for delta in deltas]
-        live = [(stream, delta) for stream, delta in found if stream is not None]
-        for loop, group in itertools.groupby(live, key=lambda pair: pair[0].loop):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_hand_over, list(group))
+        groups: dict[asyncio.AbstractEventLoop, list[tuple[_Sink, Delta]]] = {}
+        for delta in deltas:
+            if sink := self._sinks.get(delta.request):
+                groups.setdefault(sink.loop, []).append((sink, delta))
+        for loop, group in groups.items():
+            try:
+                loop.call_soon_threadsafe(_hand_over, group)
+            except RuntimeError:  # the loop was closed: nobody can listen there any more
+                for _, delta in group:
+                    self.forget(delta.request)
+
+
+class _Sink(NamedTuple):
+    """Where the deltas of one request go. Does not keep its stream alive."""
+
+    loop: asyncio.AbstractEventLoop
+    put: Callable[[Delta], None]
+
+
+def _hand_over(deltas: list[tuple[_Sink, Delta]]) -> None:
+    for sink, delta in deltas:
+        sink.put(delta)
 
 
 class RequestStream(AsyncIterator[Chunk]):
-    """Chunks of one running request; `output` is its answer so far, its prompt's logprobs included."""
+    """Chunks of one running request; `output` is its answer so far, its prompt's logprobs included.
+
+    Leaving it, so that nobody holds it any more, aborts the request. It belongs to the event loop that it began on.
+    """
 
     def __init__(self, request: int, collector: Collector, llm: AsyncLLM) -> None:
         self.id = request
+        self._llm = llm
         self.loop = asyncio.get_running_loop()
         self._collector = collector
-        self._llm = llm
-        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
         self.put = self._deltas.put_nowait
 
     @property
@@ -305,8 +367,8 @@ class RequestStream(AsyncIterator[Chunk]):
         return self.output.prompt_token_ids
 
     async def __anext__(self) -> Chunk:
-        while not self.output.finished:
-            if chunk := self._collector.add(await self._deltas.get()):
+        while not self.output.finished and (delta := await self._deltas.get()) is not None:
+            if chunk := self._collector.add(delta):
                 return chunk
         self.abort()
         raise StopAsyncIteration
@@ -321,13 +383,23 @@ class RequestStream(AsyncIterator[Chunk]):
         return self.output
 
     def abort(self) -> None:
-        """End it where it still runs. Safe to call again."""
+        """End it where it still runs; whoever iterates gets what came until then. Safe to call again."""
+        self._llm.forget(self.id)
+        self._deltas.put_nowait(None)
+
+    def __del__(self) -> None:
         self._llm.forget(self.id)
 
 
-def _hand_over(deltas: list[tuple[RequestStream, Delta]]) -> None:
-    for stream, delta in deltas:
-        stream.put(delta)
+def _weakly(method: Callable[[list[Delta]], None]) -> Callable[[list[Delta]], None]:
+    """The same without keeping its object alive: the engine's thread must not hold a model that nobody uses."""
+    found = weakref.WeakMethod(method)
+
+    def deliver(deltas: list[Delta]) -> None:
+        if (alive := found()) is not None:
+            alive(deltas)
+
+    return deliver
 
 
 def _is_prompt(prompts: object) -> bool:
@@ -335,17 +407,40 @@ def _is_prompt(prompts: object) -> bool:
     return isinstance(prompts, str) or (isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int))
 
 
+def _characters(message: object) -> int:
+    """Of a message's content, roughly; what is no message is judged later."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list | tuple) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
 def _text(prompt: Prompt) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def _encode(tokenizer: Tokenizer, prompt: Prompt, parse_special: bool) -> list[int]:
-    return tokenizer.encode(prompt, parse_special=parse_special) if isinstance(prompt, str) else list(prompt)
+def _names(count: int) -> list[str]:
+    """What errors call each of so many prompts."""
+    return ["prompt"] if count == 1 else [f"prompts[{i}]" for i in range(count)]
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt, parse_special: bool, param: str = "prompt") -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, parse_special=parse_special, param=param)
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise RequestError("a prompt must be text or a list of token ids: decode bytes first", "prompt")
+    try:
+        return list(prompt)
+    except TypeError:
+        kind = type(prompt).__name__
+        raise RequestError(f"a prompt must be text or a list of token ids, not {kind}", param) from None
 
 
 def _each(params: Params, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise RequestError("params must be SamplingParams, one for all prompts or a list of one for each", "params")
     if len(params) != count:
         raise RequestError(f"params has {len(params)} entries for {count} prompts", "params")
     return list(params)

@@ -25,7 +25,7 @@ class Engine:
     """Runs `scheduler` and `executor` in a thread that starts with the first message, so a fork before that is safe.
 
     `deliver` gets the deltas of one step in one list, on that thread; it must not block. An unexpected failure ends
-    every request with finish="error", sets `error`, and calls `on_dead`. The engine closes the executor.
+    every request with finish="error" and sets `error`. The engine closes the executor.
     """
 
     def __init__(
@@ -34,13 +34,11 @@ class Engine:
         scheduler: Scheduler,
         *,
         deliver: Callable[[list[Delta]], None],
-        on_dead: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self._executor = executor
         self._scheduler = scheduler
         self._deliver = deliver
-        self._on_dead = on_dead
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._inbox: list[Message] = []
@@ -55,27 +53,30 @@ class Engine:
                 self._must_live()
                 if message.id in self._owed:
                     raise ValueError(f"request {message.id} is already running")
+                if self._thread is None:
+                    self._start()
                 self._owed[message.id] = set(range(message.params.n))
             elif message.id not in self._owed:
                 return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
-                self._thread.start()
-                _started.add(self)
             self._inbox.append(message)
             self._wake.notify()
 
     def close(self) -> None:
-        """Stop after the running step; what is unfinished ends with finish="abort". May be called again."""
+        """Stop after the running step, and wait for that; what is unfinished ends with finish="abort". May be called
+        again."""
+        thread = self.stop()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def stop(self) -> threading.Thread | None:
+        """`close` without waiting, as finalizers need it: the thread that still comes to its end, if there is one."""
         with self._wake:
             first, self._closing = not self._closing, True
             thread = self._thread
             self._wake.notify()
-        if thread is None:
-            if first:
-                self._executor.close()
-        elif thread is not threading.current_thread():
-            thread.join()
+        if thread is None and first:
+            self._executor.close()
+        return thread
 
     def stats(self) -> Stats:
         """From any thread."""
@@ -83,6 +84,13 @@ class Engine:
             posted = sum(m.params.n for m in self._inbox if isinstance(m, Submit))
             stats = self._scheduler.stats()
         return replace(stats, waiting=stats.waiting + posted)
+
+    def _start(self) -> None:
+        """RuntimeError where the system has no thread to give; the next Submit tries again."""
+        thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
+        thread.start()
+        self._thread = thread
+        _started.add(self)
 
     def _must_live(self) -> None:
         if self.error is not None:
@@ -148,9 +156,6 @@ class Engine:
             self.error = error
         with _logged("telling the requests failed"):
             self._settle("error", f"the engine failed: {error!r}")
-        if self._on_dead is not None:
-            with _logged("on_dead failed"):
-                self._on_dead(error)
 
     def forked(self) -> None:
         """In the child of a fork: the thread stayed with the parent, and so did whoever held the lock."""

@@ -22,6 +22,11 @@ LOGITS_BYTES = 32 << 20
 """Most bytes of logits that exist at once (one line at least)."""
 
 
+def logits_at_once(vocab: int) -> int:
+    """Lines of logits that are made at a time."""
+    return max(1, LOGITS_BYTES // (4 * vocab))
+
+
 class _Live:
     """One request's state."""
 
@@ -196,7 +201,7 @@ class LocalExecutor:
 
     def _answers(self, hidden: np.ndarray, asks: list[Ask]) -> list[Answer]:
         """Logits and what is asked of them, a bounded number of lines at a time."""
-        most = max(1, LOGITS_BYTES // (4 * self._vocab))
+        most = logits_at_once(self._vocab)
         answers: list[Answer] = []
         for first in range(0, len(asks), most):
             logits = self._runner.logits(hidden[first : first + most])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,15 @@ from typing import Any
 
 from headrace.errors import ModelFileError, RequestError
 from headrace.formats.format import Format
-from headrace.loading.configs import gguf_config
+from headrace.loading.bounded_json import read_json_object
+from headrace.loading.choice import split
+from headrace.loading.configs import folder_config, gguf_config
 from headrace.loading.gguf import GGUF
+from headrace.loading.mapped import Budget
 from headrace.loading.names import Part, match_names
 from headrace.loading.safetensors import Safetensors
 from headrace.loading.source import Source
+from headrace.models.facts import ConfigFacts
 from headrace.models.registry import family
 from headrace.models.spec import Spec
 from headrace.params import SamplingParams
@@ -64,7 +66,8 @@ def open_checkpoint(path: Path, *, cache_dir: Path | None = None) -> Checkpoint:
         name = path.resolve().name
     else:
         source = GGUF(path)
-        name = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+        part = split(path.name)
+        name = path.stem if part is None else part.stem
     try:
         return _open(path, name, source, cache_dir)
     except BaseException:
@@ -90,19 +93,21 @@ def _open(path: Path, name: str, source: Source, cache_dir: Path | None) -> Chec
         if source.kind == "gguf":
             config: Mapping[str, Any] = gguf_config(source)
         else:
-            config = source.metadata
-            suggested = _json_object(path / GENERATION_FILE) if (path / GENERATION_FILE).exists() else {}
+            config = folder_config(source)
+            if (path / GENERATION_FILE).exists():
+                suggested = read_json_object(path / GENERATION_FILE, Budget())
+        text_config = ConfigFacts(config).mapping("text_config") or {}
         spec = family(config)
     except ValueError as error:
         raise ModelFileError(path, str(error)) from error
     parts = match_names(source, spec)
     if source.kind == "gguf":
-        tokenizer = Tokenizer.from_gguf(source.metadata, cache_dir=cache_dir)
+        tokenizer = Tokenizer.from_gguf(source.metadata, cache_dir=cache_dir, path=path)
         generation = _defaults(path, source.metadata, GGUF_SAMPLING)
     else:
         tokenizer = Tokenizer.from_folder(path)
         generation = _defaults(path, suggested, HF_SAMPLING)
-    named = [*_ids(path, config), *_ids(path, config.get("text_config") or {}), *_ids(path, suggested)]
+    named = [*_ids(path, config), *_ids(path, text_config), *_ids(path, suggested)]
     return Checkpoint(path, name, source, config, spec, parts, tokenizer, generation, tokenizer.eos | set(named))
 
 
@@ -135,13 +140,3 @@ def _ids(path: Path, config: Mapping[str, Any]) -> Iterable[int]:
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise ModelFileError(path, f"eos_token_id is {value!r}: must be a token id or a list of token ids")
     return ids
-
-
-def _json_object(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(path, f"cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "must hold a JSON object")
-    return value

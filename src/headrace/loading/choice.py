@@ -24,7 +24,7 @@ SIDE_FILES = (
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.IGNORECASE)
+_PART = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<parts>[0-9]{5})(?P<end>\.gguf)", re.IGNORECASE | re.DOTALL)
 _NOT_MODELS = re.compile(r"(^|[-_.])(mmproj|imatrix)([-_.]|$)", re.IGNORECASE)
 
 
@@ -43,6 +43,29 @@ class GGUFModel:
         return self.files[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What the name of one part of a split file says."""
+
+    stem: str
+    """Common to all parts, with the folder where the name has one."""
+    part: int
+    """From 1."""
+    parts: int
+    end: str
+    """.gguf, as this file spells it."""
+
+    def name(self, part: int) -> str:
+        """Of that part."""
+        return f"{self.stem}-{part:05}-of-{self.parts:05}{self.end}"
+
+
+def split(name: str) -> Split | None:
+    """None where the name is not that of a part: `...-00001-of-0000N.gguf`, in any case."""
+    found = _PART.fullmatch(name)
+    return Split(found["stem"], int(found["part"]), int(found["parts"]), found["end"]) if found else None
+
+
 def safe(name: str) -> bool:
     """Whether a file name out of a listing stays inside its folder: relative, no `..`, no backslash, no control."""
     parts = name.split("/")
@@ -51,26 +74,26 @@ def safe(name: str) -> bool:
 
 def gguf_models(names: Iterable[str]) -> list[GGUFModel]:
     """The GGUF models among the files, parts put together, by name. Projectors and importance matrices are none."""
-    models, splits = [], dict[tuple[str, int], dict[int, str]]()
+    models, splits = [], dict[tuple[str, int], list[Split]]()
     for name in sorted(names):
         base = PurePosixPath(name).name
         if not name.lower().endswith(".gguf") or _NOT_MODELS.search(base.removesuffix(".gguf")):
             continue
-        if part := _PART.fullmatch(name):
-            splits.setdefault((part["stem"], int(part["parts"])), {})[int(part["part"])] = name
+        if part := split(name):
+            splits.setdefault((part.stem, part.parts), []).append(part)
         else:
             models.append(GGUFModel((name,)))
-    for (stem, count), parts in splits.items():
-        files = tuple(parts[i] for i in sorted(parts))
-        gone = (i for i in range(1, min(count, 999) + 1) if i not in parts)
-        models.append(GGUFModel(files, tuple(f"{stem}-{i:05}-of-{count:05}.gguf" for i in gone)))
+    for (_, count), parts in splits.items():
+        there = {part.part: part.name(part.part) for part in parts}
+        gone = (i for i in range(1, min(count, 999) + 1) if i not in there)
+        models.append(GGUFModel(tuple(there[i] for i in sorted(there)), tuple(parts[0].name(i) for i in gone)))
     return sorted(models, key=lambda m: m.name)
 
 
 def first_part(name: str) -> str:
     """The name of the first part of a split file, given any part; any other name as it is."""
-    part = _PART.fullmatch(name)
-    return f"{part['stem']}-00001-of-{part['parts']}.gguf" if part else name
+    part = split(name)
+    return part.name(1) if part else name
 
 
 def choose_gguf(models: Sequence[GGUFModel], want: str | None, place: str) -> GGUFModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 from headrace.errors import ModelFileError
 from headrace.formats import FORMATS
 from headrace.formats.format import Format
+from headrace.loading.choice import split
 from headrace.loading.gguf_header import Header, read_header
 from headrace.loading.mapped import Budget, map_file, mapped_bytes
 from headrace.loading.source import TensorInfo
-
-_PART = re.compile(r"(?P<stem>.+)-(?P<part>[0-9]{5})-of-(?P<parts>[0-9]{5})\.gguf", re.DOTALL)
 
 
 class GGUF:
@@ -79,17 +77,17 @@ class GGUF:
 
 def _parts(path: Path) -> list[Path]:
     """The files of the model that `path` belongs to; they are all there."""
-    name = _PART.fullmatch(path.name)
-    if not name or name["parts"] == "00001":
+    named = split(path.name)
+    if named is None or named.parts == 1:
         return [path]
-    count = int(name["parts"])
-    if not 1 <= int(name["part"]) <= count:
-        raise ModelFileError(path, f"is called part {int(name['part'])} of {count}")
+    count = named.parts
+    if not 1 <= named.part <= count:
+        raise ModelFileError(path, f"is called part {named.part} of {count}")
     if not os.path.lexists(path):
         raise ModelFileError(path, "does not exist")
     parts = []
     for number in range(1, count + 1):
-        part = path.with_name(f"{name['stem']}-{number:05d}-of-{count:05d}.gguf")
+        part = path.with_name(named.name(number))
         if not os.path.lexists(part):
             raise ModelFileError(path, f"part {number} of {count} is missing: {part.name} must be in the same folder")
         parts.append(part)

@@ -7,12 +7,13 @@ lines, and the rows that llama.cpp reorders for its own rotation are put back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.errors import ModelFileError
+from headrace.formats import FORMATS
 from headrace.loading.configs import ROPE_TENSORS
 from headrace.loading.source import Source
 from headrace.models.spec import Attention, Spec
@@ -63,6 +64,9 @@ HF_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 HF_UNUSED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """A buffer that old transformers saved: computed from the config."""
 
+QK_NORMS = ("attn.q_norm.weight", "attn.k_norm.weight")
+"""Norms of queries and keys: both or neither."""
+
 SHOWN = 8
 """Names listed in an error."""
 
@@ -82,9 +86,10 @@ def match_names(source: Source, spec: Spec) -> dict[str, Part]:
     """Every weight's place in the file, by canonical name, in the order of the model.
 
     Raises ModelFileError that lists, by name, tensors nobody uses, weights nobody fills, or both shapes of a tensor
-    whose shape is wrong. Biases, norms of queries and keys, and the head are taken where the file has them, in every
-    layer or in none. A head: GGUF without one, and safetensors without one whose config ties it, use the embedding. One
-    that is in the file is used, tied or not (equal or not, that is what transformers does too).
+    whose shape is wrong, or the format of one that cannot be read. Biases, norms of queries and keys, and the head are
+    taken where the file has them, in every layer or in none. A head: GGUF without one, and safetensors without one
+    whose config ties it, use the embedding. One that is in the file is used, tied or not (equal or not, that is what
+    transformers does too).
     """
     expected = _expected(spec)
     found: dict[str, Part] = {}
@@ -93,7 +98,7 @@ def match_names(source: Source, spec: Spec) -> dict[str, Part]:
         if _unused(source.kind, name):
             continue
         canonical = _canonical(source.kind, spec, name)
-        parts = None if canonical is None else _cut(spec, source.kind, name, canonical, info.shape)
+        parts = None if canonical is None else _cut(spec, source.kind, canonical, info.shape)
         if not parts or not all(key in expected for key, _, _ in parts):
             unknown.append(name)
             continue
@@ -101,13 +106,17 @@ def match_names(source: Source, spec: Spec) -> dict[str, Part]:
         whole = (fused, *expected[parts[0][0]][1:])
         if info.shape != whole:
             raise ModelFileError(source.path, f"tensor {name} has the shape {info.shape}: the config asks for {whole}")
+        if info.format not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise ModelFileError(source.path, f"tensor {name} is {info.format}: not supported; known are {known}")
         for key, rows, shape in parts:
             if key in found:
                 raise ModelFileError(source.path, f"tensors {found[key].tensor} and {name} both fill {key}")
-            found[key] = Part(name, shape, rows)
+            found[key] = Part(name, shape, _interleaved(spec, source.kind, key) if rows is None else rows)
     if EMBED not in found and HEAD in found and spec.tied:
         found[EMBED] = found.pop(HEAD)
-    missing = [name for name in expected if name not in found and _needed(spec, name, found)]
+    roles = {_role(name) for name in found}
+    missing = [name for name in expected if name not in found and _needed(spec, name, roles)]
     if unknown or missing:
         raise ModelFileError(source.path, _complaint(unknown, missing))
     return {name: found[name] for name in expected if name in found}
@@ -133,18 +142,19 @@ def _expected(spec: Spec) -> dict[str, Shape]:
     return shapes | {NORM: (width,), HEAD: (spec.vocab, width)}
 
 
-def _needed(spec: Spec, name: str, found: Mapping[str, Part]) -> bool:
-    """Whether a weight that is not there is missing."""
+def _role(name: str) -> str:
+    """What a weight is in its layer, whichever that is; of those in no layer their whole name."""
+    return name.split(".", 2)[2] if name.startswith("layers.") else name
+
+
+def _needed(spec: Spec, name: str, roles: Collection[str]) -> bool:
+    """Whether a weight that is not there is missing, where weights of these roles are there in some layer."""
     if name == HEAD:
         return not spec.tied
-    *_, role = name.split(".", 2)
-    if role.endswith("_norm.weight") and role.startswith("attn."):
-        kin: tuple[str, ...] = ("attn.q_norm.weight", "attn.k_norm.weight")
-    elif role.endswith(".bias"):
-        kin = (role,)
-    else:
-        return True
-    return any(f"layers.{layer}.{other}" in found for layer in range(len(spec.blocks)) for other in kin)
+    role = _role(name)
+    if role in QK_NORMS:
+        return any(norm in roles for norm in QK_NORMS)
+    return role in roles if role.endswith(".bias") else True
 
 
 def _complaint(unknown: list[str], missing: list[str]) -> str:
@@ -198,9 +208,7 @@ def _of_layer(name: str, prefix: str, table: Mapping[str, str]) -> str | None:
 # ---- lines
 
 
-def _cut(
-    spec: Spec, kind: str, name: str, canonical: str, shape: Shape
-) -> list[tuple[str, slice | np.ndarray | None, Shape]]:
+def _cut(spec: Spec, kind: str, canonical: str, shape: Shape) -> list[tuple[str, slice | None, Shape]]:
     """(weight, its lines, its shape) of everything that a tensor holds; empty where it fits nowhere."""
     match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", canonical)
     if match is None:
@@ -210,19 +218,14 @@ def _cut(
         return []
     block, at = spec.blocks[layer], f"layers.{layer}."
     a, hidden = block.attention, block.feed_forward.hidden
-    interleaved = kind == "gguf" and spec.family in ("llama", "mistral")
+    if _turns_neighbours(spec, kind) and role in ("attn.qkv", "attn.q_norm", "attn.k_norm"):
+        return []
     if role == "attn.qkv":
         sizes = {"attn.q": a.heads * a.dim, "attn.k": a.kv_heads * a.dim, "attn.v": a.kv_heads * a.dim}
     elif role == "ffn.gate_up" or (role == "ffn.up" and kind == "gguf" and shape[:1] == (2 * hidden,)):
         sizes = {"ffn.gate": hidden, "ffn.up": hidden}
-    elif interleaved and role in ("attn.q", "attn.k"):
-        return [(canonical, _rotation_halves(a, a.heads if role == "attn.q" else a.kv_heads), shape)]
-    elif interleaved and role in ("attn.q_norm", "attn.k_norm"):
-        return []
     else:
         return [(canonical, None, shape)]
-    if interleaved and role == "attn.qkv":
-        return []
     return [(f"{at}{part}.{what}", lines, (lines.stop - lines.start, *shape[1:])) for part, lines in _stacked(sizes)]
 
 
@@ -231,6 +234,20 @@ def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
     for name, size in sizes.items():
         yield name, slice(start, start + size)
         start += size
+
+
+def _turns_neighbours(spec: Spec, kind: str) -> bool:
+    """Whether the file's queries and keys are ordered for llama.cpp's rotation of neighbouring channels."""
+    return kind == "gguf" and spec.family in ("llama", "mistral")
+
+
+def _interleaved(spec: Spec, kind: str, canonical: str) -> np.ndarray | None:
+    """The order in which the lines of a weight whose shape is right are taken; None: as they are."""
+    role = _role(canonical).rsplit(".", 1)[0]
+    if not _turns_neighbours(spec, kind) or role not in ("attn.q", "attn.k"):
+        return None
+    a = spec.blocks[int(canonical.split(".")[1])].attention
+    return _rotation_halves(a, a.heads if role == "attn.q" else a.kv_heads)
 
 
 def _rotation_halves(a: Attention, heads: int) -> np.ndarray:

@@ -127,7 +127,7 @@ def _gguf_file(path: Path) -> Path:
     if magic != b"GGUF":
         if path.suffix == ".safetensors":
             raise ModelFileError(path, "is one file of a model; give the folder that also has config.json")
-        raise ModelFileError(path, f"is no GGUF file: it starts with {magic!r}, not b'GGUF'")
+        raise ModelFileError(path, "is no GGUF file: it does not start with the letters GGUF")
     return first
 
 

@@ -21,13 +21,13 @@ from typing import Any, TypeGuard
 from headrace.errors import ModelFileError
 from headrace.formats import FORMATS
 from headrace.formats.format import Format
+from headrace.loading import choice
 from headrace.loading.bounded_json import parse_json_object, read_json_object
+from headrace.loading.choice import INDEX
 from headrace.loading.mapped import Budget, map_file, mapped_bytes
 from headrace.loading.source import PlacedTensor, TensorInfo
 
 CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 AXES = 8
 """Most dimensions of a tensor."""
@@ -49,7 +49,8 @@ DTYPE_BITS = {
 class Safetensors:
     """A folder with config.json and weights, opened and memory-mapped.
 
-    Weights are model.safetensors, else the shards that model.safetensors.index.json names, else every *.safetensors.
+    Weights are what `choice` says: model.safetensors, else the shards that the index names, else every *.safetensors
+    but adapters and copies in other layouts.
     `metadata` is config.json. Tensors may have any dtype as long as nobody reads them: `read` gives F32, F16 and BF16.
 
     ModelFileError, naming the file and the part of it, for anything that is not as it must be.
@@ -63,8 +64,9 @@ class Safetensors:
             raise ModelFileError(self.path, "is not a folder with config.json and safetensors files")
         budget = Budget()
         self.metadata: Mapping[str, Any] = read_json_object(self.path / CONFIG, budget)
-        weight_map = _weight_map(self.path, budget)
-        names = sorted(set(weight_map.values())) if weight_map is not None else _unindexed(self.path)
+        listed = _listed(self.path)
+        weight_map = _weight_map(self.path, budget) if choice.needs_index(listed) else None
+        names = sorted(set(weight_map.values())) if weight_map is not None else _unindexed(self.path, listed)
         tensors: dict[str, TensorInfo] = {}
         self._maps: list[mmap.mmap] = []
         self._places: dict[str, tuple[int, int]] = {}
@@ -106,11 +108,16 @@ class Safetensors:
         self._maps.clear()
 
 
-def _weight_map(folder: Path, budget: Budget) -> dict[str, str] | None:
-    """The index of a sharded model: each tensor's file. None where the folder has no need of one."""
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise ModelFileError(folder, f"cannot be read: {error.strerror}") from None
+
+
+def _weight_map(folder: Path, budget: Budget) -> dict[str, str]:
+    """The index of a sharded model: each tensor's file."""
     path = folder / INDEX
-    if os.path.lexists(folder / SINGLE) or not os.path.lexists(path):
-        return None
     found = read_json_object(path, budget).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ModelFileError(path, '"weight_map" must be an object that names the file of each tensor')
@@ -124,18 +131,14 @@ def _weight_map(folder: Path, budget: Budget) -> dict[str, str] | None:
     return found
 
 
-def _unindexed(folder: Path) -> list[str]:
+def _unindexed(folder: Path, names: list[str]) -> list[str]:
     """The weight files of a folder without an index."""
-    if os.path.lexists(folder / SINGLE):
-        return [SINGLE]
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError as error:
-        raise ModelFileError(folder, f"cannot be read: {error.strerror}") from None
-    if found := [name for name in names if name.endswith(".safetensors")]:
+    if found := choice.safetensors(names):
         return found
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     hint = f"; {pickles[0]} is a pickle, which can run code and is not read" if pickles else ""
+    if others := [name for name in names if name.endswith(".safetensors")]:
+        hint = f" of a whole model: {others[0]} is an adapter or a copy in another layout"
     raise ModelFileError(folder, f"has no *.safetensors file{hint}")
 
 

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+LARGEST = 3e38
+"""Of numbers: about what float32 holds, in which they are used."""
 
-class Facts:
-    """A config in Hugging Face's words. null counts as missing; a wrong type is a ValueError that names the key."""
+MOST = (1 << 63) - 1
+"""Of counts and sizes."""
 
-    def __init__(self, config: Mapping[str, Any], *, within: str = "") -> None:
+
+class ConfigFacts:
+    """A config in Hugging Face's words, or other keys and values. null counts as missing; a value that is missing, of a
+    wrong type or out of range is a ValueError that names the key."""
+
+    def __init__(self, config: Mapping[str, Any], *, within: str = "", called: str = "the config") -> None:
+        """`within` is put before keys in errors, `called` is what errors say holds the keys."""
         self._config = config
         self._within = f"{within}." if within else ""
+        self._called = called
 
     def _get(self, key: str, default: Any, what: str) -> Any:
         value = self._config.get(key)
         if value is not None:
             return value
         if default is None:
-            raise ValueError(f"the config has no {self._within}{key}: must be {what}")
+            raise ValueError(f"{self._called} has no {self._within}{key}: must be {what}")
         return default
 
     def _refuse(self, key: str, value: Any, what: str) -> ValueError:
-        return ValueError(f"the config's {self._within}{key} is {value!r}: must be {what}")
+        return ValueError(f"{self._called}'s {self._within}{key} is {reprlib.repr(value)}: must be {what}")
 
     def has(self, key: str) -> bool:
         return self._config.get(key) is not None
@@ -33,20 +42,22 @@ class Facts:
         value = self._get(key, default, "a whole number of at least 1")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._refuse(key, value, "a whole number of at least 1")
+        if value > MOST:
+            raise self._refuse(key, value, f"at most {MOST}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number that float32 can hold."""
         value = self._get(key, default, "a number")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_number(value):
             raise self._refuse(key, value, "a finite number")
         return float(value)
 
     def factor(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0, and not so small that float32 would lose it."""
         value = self.number(key, default)
-        if value <= 0:
-            raise self._refuse(key, value, "above 0")
+        if value < 1 / LARGEST:
+            raise self._refuse(key, value, "above 0, also in float32")
         return value
 
     def cap(self, key: str, default: float | None) -> float | None:
@@ -69,10 +80,8 @@ class Facts:
 
     def numbers(self, key: str) -> tuple[float, ...]:
         value = self._get(key, None, "a list of numbers")
-        if not isinstance(value, list | tuple) or not all(
-            isinstance(v, int | float) and not isinstance(v, bool) for v in value
-        ):
-            raise self._refuse(key, value, "a list of numbers")
+        if not isinstance(value, list | tuple) or not all(_is_number(v) for v in value):
+            raise self._refuse(key, value, "a list of finite numbers")
         return tuple(float(v) for v in value)
 
     def texts(self, key: str, count: int) -> tuple[str, ...] | None:
@@ -89,3 +98,8 @@ class Facts:
         if value is not None and not isinstance(value, Mapping):
             raise self._refuse(key, value, "an object")
         return value
+
+
+def _is_number(value: Any) -> bool:
+    """Compared before it is made a float, which an integer of hundreds of digits cannot be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.models.facts import Facts
+from headrace.models.facts import ConfigFacts
 from headrace.models.parts import FULL, SLIDING, activation, layer_types
 from headrace.models.rope import Rope, parse
 from headrace.models.spec import Attention, Block, FeedForward, Spec
@@ -19,7 +19,7 @@ LOCAL_THETA = 10_000.0
 
 def gemma2(config: Mapping[str, Any]) -> Spec:
     """Every other layer local, from the first on; scores and logits capped (50 and 30 unless the config says null)."""
-    facts = Facts({"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, **config})
+    facts = ConfigFacts({"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, **config})
     layers = facts.integer("num_hidden_layers")
     kinds = layer_types(facts, tuple(FULL if i % 2 else SLIDING for i in range(layers)))
     rope = parse(facts, facts.integer("head_dim"), theta=10_000.0)
@@ -30,7 +30,7 @@ def gemma2(config: Mapping[str, Any]) -> Spec:
 
 def gemma3_text(config: Mapping[str, Any]) -> Spec:
     """Every sixth layer global at base 1,000,000; the local ones at base 10,000, never stretched."""
-    facts = Facts({"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, **config})
+    facts = ConfigFacts({"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, **config})
     if facts.has("attn_logit_softcapping"):
         raise ValueError("attn_logit_softcapping is not part of gemma3_text: must be null")
     layers, dim = facts.integer("num_hidden_layers"), facts.integer("head_dim")
@@ -43,22 +43,22 @@ def gemma3_text(config: Mapping[str, Any]) -> Spec:
 
 def gemma3(config: Mapping[str, Any]) -> Spec:
     """The wrapper of a checkpoint that was made for images too: its text part. Tensors for images are refused later."""
-    text = Facts(config).mapping("text_config")
+    text = ConfigFacts(config).mapping("text_config")
     if text is None:
         raise ValueError("the config of a gemma3 has no text_config")
     return gemma3_text({"vocab_size": 262_208, "max_position_embeddings": 131_072, **text})
 
 
-def _local_rope(facts: Facts, dim: int) -> Rope:
+def _local_rope(facts: ConfigFacts, dim: int) -> Rope:
     theta = facts.number("rope_local_base_freq", LOCAL_THETA)
     nested = (facts.mapping("rope_parameters") or {}).get(SLIDING)
     if nested is None:
         return Rope(theta, dim)
     context = {"max_position_embeddings": facts.integer("max_position_embeddings")}
-    return parse(Facts({**context, "rope_parameters": {SLIDING: nested}}), dim, theta=theta, layer_type=SLIDING)
+    return parse(ConfigFacts({**context, "rope_parameters": {SLIDING: nested}}), dim, theta=theta, layer_type=SLIDING)
 
 
-def _block(facts: Facts, rope: Rope, *, local: bool, softcap: float | None) -> Block:
+def _block(facts: ConfigFacts, rope: Rope, *, local: bool, softcap: float | None) -> Block:
     attention = Attention(
         heads=facts.integer("num_attention_heads"),
         kv_heads=facts.integer("num_key_value_heads"),
@@ -72,7 +72,7 @@ def _block(facts: Facts, rope: Rope, *, local: bool, softcap: float | None) -> B
     return Block(attention, FeedForward(facts.integer("intermediate_size"), act), post_norms=True)
 
 
-def _spec(facts: Facts, family: str, blocks: tuple[Block, ...], softcap: float | None) -> Spec:
+def _spec(facts: ConfigFacts, family: str, blocks: tuple[Block, ...], softcap: float | None) -> Spec:
     if facts.flag("use_bidirectional_attention", default=False):
         raise ValueError("use_bidirectional_attention is true: only causal models can be run")
     width = facts.integer("hidden_size")

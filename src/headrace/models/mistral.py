@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.models.facts import Facts
+from headrace.models.facts import ConfigFacts
 from headrace.models.parts import uniform
 from headrace.models.spec import Spec
 
 
 def mistral(config: Mapping[str, Any]) -> Spec:
-    facts = Facts(config)
+    facts = ConfigFacts(config)
     window = 4096 if "sliding_window" not in config else None
     if facts.has("sliding_window"):
         window = facts.integer("sliding_window")

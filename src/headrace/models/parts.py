@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.models.facts import Facts
+from headrace.models.facts import ConfigFacts
 from headrace.models.rope import Rope, parse
 from headrace.models.spec import ACTIVATIONS, Attention, Block, FeedForward, Spec
 
@@ -10,7 +10,7 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 
 
-def head_dim(facts: Facts) -> int:
+def head_dim(facts: ConfigFacts) -> int:
     """Channels of one head; where the config is silent, the width divided among the heads."""
     if facts.has("head_dim"):
         return facts.integer("head_dim")
@@ -20,7 +20,7 @@ def head_dim(facts: Facts) -> int:
     return width // heads
 
 
-def attention(facts: Facts, rope: Rope, *, window: int | None) -> Attention:
+def attention(facts: ConfigFacts, rope: Rope, *, window: int | None) -> Attention:
     """Attention scaled by 1 / sqrt(head size), as in every family but Gemma."""
     heads, dim = facts.integer("num_attention_heads"), head_dim(facts)
     return Attention(
@@ -33,7 +33,7 @@ def attention(facts: Facts, rope: Rope, *, window: int | None) -> Attention:
     )
 
 
-def activation(facts: Facts, *keys: str, default: str) -> str:
+def activation(facts: ConfigFacts, *keys: str, default: str) -> str:
     """The first of `keys` that the config has, as the operation spells it."""
     word = next((facts.text(key) for key in keys if facts.has(key)), default)
     if word not in ACTIVATIONS:
@@ -41,7 +41,7 @@ def activation(facts: Facts, *keys: str, default: str) -> str:
     return ACTIVATIONS[word]
 
 
-def layer_types(facts: Facts, default: tuple[str, ...]) -> tuple[str, ...]:
+def layer_types(facts: ConfigFacts, default: tuple[str, ...]) -> tuple[str, ...]:
     """`layer_types` as the config lists them, one per layer, else `default`."""
     kinds = facts.texts("layer_types", facts.integer("num_hidden_layers")) or default
     if unknown := sorted(set(kinds) - {FULL, SLIDING}):
@@ -49,7 +49,7 @@ def layer_types(facts: Facts, default: tuple[str, ...]) -> tuple[str, ...]:
     return kinds
 
 
-def windowed(facts: Facts) -> tuple[int | None, ...]:
+def windowed(facts: ConfigFacts) -> tuple[int | None, ...]:
     """Windows as Qwen words them: only with use_sliding_window, and then from layer max_window_layers on."""
     layers = facts.integer("num_hidden_layers")
     if not facts.flag("use_sliding_window", default=False):
@@ -59,7 +59,7 @@ def windowed(facts: Facts) -> tuple[int | None, ...]:
     return tuple(facts.integer("sliding_window") if kind == SLIDING else None for kind in kinds)
 
 
-def uniform(facts: Facts, family: str, windows: tuple[int | None, ...], *, theta: float = 10_000.0) -> Spec:
+def uniform(facts: ConfigFacts, family: str, windows: tuple[int | None, ...], *, theta: float = 10_000.0) -> Spec:
     """A pre-norm decoder whose layers differ in their window at most: Llama and what follows it."""
     rope = parse(facts, head_dim(facts), theta=theta)
     feed_forward = FeedForward(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.models.facts import Facts
+from headrace.models.facts import ConfigFacts
 from headrace.models.parts import uniform, windowed
 from headrace.models.spec import Spec
 
 
 def qwen2(config: Mapping[str, Any]) -> Spec:
-    facts = Facts(config)
+    facts = ConfigFacts(config)
     return uniform(facts, "qwen2", windowed(facts))
 
 
 def qwen3(config: Mapping[str, Any]) -> Spec:
-    facts = Facts({"head_dim": 128, **config})
+    facts = ConfigFacts({"head_dim": 128, **config})
     return uniform(facts, "qwen3", windowed(facts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.models.facts import Facts
+from headrace.models.facts import ConfigFacts
 from headrace.models.gemma import gemma2, gemma3, gemma3_text
 from headrace.models.llama import llama
 from headrace.models.mistral import mistral
@@ -28,7 +28,7 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], Spec]] = {
 
 def family(config: Mapping[str, Any]) -> Spec:
     """The Spec of a config in Hugging Face's words. ValueError says which key is missing, wrong or not supported."""
-    facts = Facts(config)
+    facts = ConfigFacts(config)
     kind = facts.text("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"model_type {kind!r} is not supported: known are {', '.join(FAMILIES)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.models.facts import Facts
+from headrace.models.facts import ConfigFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,18 @@ class Rope:
 
 
 def frequencies(rope: Rope, context: int) -> tuple[np.ndarray, float]:
-    """(float32 [dim / 2] radians per token, factor on sine and cosine), for a context of so many tokens."""
+    """(float32 [dim / 2] radians per token, factor on sine and cosine), for a context of so many tokens.
+
+    ValueError where numbers that are each possible give frequencies that are not.
+    """
+    with np.errstate(all="ignore"):
+        table, factor = _frequencies(rope, context)
+    if not np.isfinite(table).all():
+        raise ValueError(f"rope_theta {rope.theta} and its scaling give rotary frequencies that are not finite")
+    return table, factor
+
+
+def _frequencies(rope: Rope, context: int) -> tuple[np.ndarray, float]:
     match rope.scaling:
         case None:
             return _plain(rope.theta, rope.dim), 1.0
@@ -107,7 +118,7 @@ def frequencies(rope: Rope, context: int) -> tuple[np.ndarray, float]:
             return np.float32(1) / (divisors * _periods(rope.theta, rope.dim)), attention
 
 
-def parse(facts: Facts, head_dim: int, *, theta: float, layer_type: str | None = None) -> Rope:
+def parse(facts: ConfigFacts, head_dim: int, *, theta: float, layer_type: str | None = None) -> Rope:
     """What a config says about rotation: `rope_parameters` (transformers 5) or `rope_scaling` and keys beside it.
 
     `theta` is the family's base where the config names none; `layer_type` picks a part of a nested `rope_parameters`.
@@ -115,9 +126,11 @@ def parse(facts: Facts, head_dim: int, *, theta: float, layer_type: str | None =
     """
     given = facts.mapping("rope_scaling") or facts.mapping("rope_parameters") or {}
     if layer_type is not None and layer_type in given:
-        given = Facts(given, within="rope_parameters").mapping(layer_type) or {}
-    own = Facts(given, within="rope_parameters")
-    partial = own.number("partial_rotary_factor", facts.number("partial_rotary_factor", 1.0))
+        given = ConfigFacts(given, within="rope_parameters").mapping(layer_type) or {}
+    own = ConfigFacts(given, within="rope_parameters")
+    partial = own.factor("partial_rotary_factor", facts.factor("partial_rotary_factor", 1.0))
+    if partial > 1:
+        raise ValueError(f"partial_rotary_factor is {partial}: must be at most 1")
     return Rope(
         theta=own.number("rope_theta", facts.number("rope_theta", theta)),
         dim=int(round(head_dim * partial, 6)),
@@ -125,7 +138,7 @@ def parse(facts: Facts, head_dim: int, *, theta: float, layer_type: str | None =
     )
 
 
-def _scaling(facts: Facts, own: Facts) -> Scaling | None:
+def _scaling(facts: ConfigFacts, own: ConfigFacts) -> Scaling | None:
     kind = own.text("rope_type", own.text("type", "default"))
     made_for = facts.integer("max_position_embeddings")
     trained = own.integer("original_max_position_embeddings", made_for)
@@ -145,28 +158,32 @@ def _scaling(facts: Facts, own: Facts) -> Scaling | None:
         case "yarn":
             return _parse_yarn(own, own.factor("factor", made_for / trained), trained)
         case "longrope" | "su":
+            if trained < 2:
+                raise ValueError(f"original_max_position_embeddings is {trained}: must be at least 2 for longrope")
             factor = own.factor("factor", made_for / trained)
             stretch = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
             return LongRope(
                 short=own.numbers("short_factor"),
                 long=own.numbers("long_factor"),
                 trained=trained,
-                attention=own.number("attention_factor", stretch),
+                attention=own.factor("attention_factor", stretch),
             )
     raise ValueError(f"rope_type {kind!r} is not supported: known are default, linear, dynamic, llama3, yarn, longrope")
 
 
-def _parse_yarn(own: Facts, factor: float, trained: int) -> Yarn:
+def _parse_yarn(own: ConfigFacts, factor: float, trained: int) -> Yarn:
     def stretch(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     above, below = own.number("mscale", 0.0), own.number("mscale_all_dim", 0.0)
+    if above < 0 or below < 0:
+        raise ValueError(f"mscale {above} and mscale_all_dim {below}: must be 0 or above")
     return Yarn(
         factor=factor,
         trained=trained,
-        attention=own.number("attention_factor", stretch(above) / stretch(below) if above and below else stretch(1.0)),
-        beta_fast=own.number("beta_fast", 32.0),
-        beta_slow=own.number("beta_slow", 1.0),
+        attention=own.factor("attention_factor", stretch(above) / stretch(below) if above and below else stretch(1.0)),
+        beta_fast=own.factor("beta_fast", 32.0),
+        beta_slow=own.factor("beta_slow", 1.0),
         truncate=own.flag("truncate", default=True),
     )
 

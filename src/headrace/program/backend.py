@@ -12,7 +12,7 @@ from headrace.cache.pool import Pool
 from headrace.formats.format import Format
 from headrace.program.program import Program
 
-Progress = Callable[[int, int], None]
+BytesTaken = Callable[[int, int], None]
 """(bytes done, bytes in all), of the weights as they are stored."""
 
 
@@ -67,7 +67,7 @@ class Backend(Protocol):
         weights: Mapping[str, Format],
         pool: Pool,
         threads: int,
-        progress: Progress | None = None,
+        progress: BytesTaken | None = None,
     ) -> Runner:
         """Take the weights over (they may be views of a mapped file, which is not needed afterwards)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,17 +61,21 @@ def plan_buffers(program: Program, ops: Sequence[Operation], given: Sequence[str
     for name in sorted(born, key=lambda n: (-program.buffers[n].width, born[n])):
         buffer, life = program.buffers[name], (born[name], last[name])
         free = (
-            number
-            for number, slot in enumerate(slots)
-            if slot.extent is buffer.extent and all(life[0] > end or life[1] < start for start, end in lives[number])
+            number for number, slot in enumerate(slots) if slot.extent is buffer.extent and _free(lives[number], life)
         )
         number = next(free, len(slots))
         if number == len(slots):
             slots.append(Slot(buffer.extent, buffer.width))
             lives.append([])
-        lives[number].append(life)
+        insort(lives[number], life)
         slot_of[name] = number
     return BufferPlan(tuple(slots), slot_of, dies)
+
+
+def _free(lives: Sequence[tuple[int, int]], life: tuple[int, int]) -> bool:
+    """Whether `life`, (first, last) operation, meets none of `lives`, which ascend and do not meet each other."""
+    at = bisect(lives, life)
+    return (at == 0 or lives[at - 1][1] < life[0]) and (at == len(lives) or lives[at][0] > life[1])
 
 
 def body_plan(program: Program) -> BufferPlan:
@@ -82,11 +87,11 @@ def head_plan(program: Program) -> BufferPlan:
     return plan_buffers(program, program.head, (program.hidden,), (program.logits,))
 
 
-def peak_bytes(program: Program, tokens: int, wanted: int) -> int:
-    """Bytes of all buffers of a step of so many tokens, of which so many are wanted; an operation's own workspace (the
-    gathered keys and scores of attention) comes on top."""
+def peak_bytes(program: Program, tokens: int, wanted: int, at_once: int) -> int:
+    """Bytes of all buffers of a step of so many tokens, of which so many are wanted, their logits made `at_once` at a
+    time; an operation's own workspace (the gathered keys and scores of attention) comes on top."""
     body, head = body_plan(program), head_plan(program)
     return max(
         body.bytes_per(Extent.TOKENS) * tokens + body.bytes_per(Extent.WANTED) * wanted,
-        head.bytes_per(Extent.WANTED) * wanted,
+        head.bytes_per(Extent.WANTED) * at_once,
     )

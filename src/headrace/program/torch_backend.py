@@ -20,7 +20,7 @@ from headrace.cache.pool import Pool
 from headrace.formats.format import Format
 from headrace.ops.attention import KVIndex
 from headrace.ops.registry import OPS
-from headrace.program.backend import Batch, Progress, Shaped
+from headrace.program.backend import Batch, BytesTaken, Shaped
 from headrace.program.buffers import last_uses
 from headrace.program.check import check
 from headrace.program.program import POSITIONS, TOKENS, WANTED, Operation, Program
@@ -37,7 +37,7 @@ class TorchBackend:
         weights: Mapping[str, Format],
         pool: Pool,
         threads: int,
-        progress: Progress | None = None,
+        progress: BytesTaken | None = None,
     ) -> TorchRunner:
         """Dense float32 copies of the weights that the program names. Sets PyTorch's threads for the whole process."""
         check(program, OPS, weights)

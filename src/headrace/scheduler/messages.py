@@ -64,4 +64,4 @@ class Delta:
     """The stop string or the id from `stop_token_ids` that ended it; None for the model's own end token."""
     error: str | None = None
     timings: Timings | None = None
-    """With `finish`."""
+    """With `finish`; None where the request never came to its turn or the engine stopped."""

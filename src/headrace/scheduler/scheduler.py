@@ -49,7 +49,8 @@ class Stats:
 class Scheduler:
     """Plans steps of at most `budget` tokens and `rows` requests over `blocks`; no sequence grows past `context`.
 
-    `eos` are the model's end tokens; `text` makes the detokenizer of one choice.
+    `eos` are the model's end tokens; `text` makes the detokenizer of one choice. Siblings join their first without
+    waiting, so `running` may hold more than `rows`; a plan never does.
     """
 
     def __init__(
@@ -229,8 +230,9 @@ class Scheduler:
             seats -= 1
 
     def _fits(self, request: Request) -> bool:
-        """All of it now, and then a block for each that runs: else it would soon be preempted again."""
-        return not self.running or self.blocks.need(len(request.tokens)) + len(self.running) <= self.blocks.free
+        """All of it now, and then a block per KV group for each that runs: else it would soon be preempted again."""
+        growth = len(self.running) * len(self.blocks.windows)
+        return not self.running or self.blocks.need(len(request.tokens)) + growth <= self.blocks.free
 
     def _introduce(self, now: float) -> tuple[Admission, ...]:
         """Those in the plan whom the executor does not know."""

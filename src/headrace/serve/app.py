@@ -48,9 +48,11 @@ def serve(
     name: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    loaded: Callable[[], None] | None = None,
 ) -> None:
     """Serve a model until SIGINT or SIGTERM, then return. `options` are those of `LLM`, flat; `name` is what clients
-    call the model, by default what it calls itself, or `model` where that is a name and no file.
+    call the model, by default what it calls itself, or `model` where that is a name and no file. `loaded` is called
+    when the model is ready, before that is printed: `progress` is at its end.
 
     Prints one line when it is ready. Raises OptionError where the address cannot be used, and what `LLM` raises where
     the model cannot be loaded.
@@ -61,7 +63,7 @@ def serve(
 
         return AsyncLLM(model, progress=progress, **(options or {}))
 
-    run(load, host=host, port=port, name=name, alias=None if Path(model).exists() else model)
+    run(load, host=host, port=port, name=name, alias=None if Path(model).exists() else model, loaded=loaded)
 
 
 def run(
@@ -71,22 +73,36 @@ def run(
     port: int,
     name: str | None = None,
     alias: str | None = None,
+    loaded: Callable[[], None] | None = None,
     grace_s: int = GRACE_S,
 ) -> None:
     """`serve` for a model that `load` makes."""
     sock = listening(host, port)
     failure: list[Exception] = []
 
-    def loaded(outcome: AsyncLLM | Exception) -> None:
+    def take(outcome: AsyncLLM | Exception) -> None:
         if isinstance(outcome, Exception):
             failure.append(outcome)
             server.should_exit = True
         else:
+            if loaded is not None:
+                loaded()
             print(_ready_line(service.names(outcome)[0], outcome, host, sock.getsockname()[1]), flush=True)
 
-    service = Service(load, name=name, alias=alias, loaded=loaded)
-    config = uvicorn.Config(
-        application(service, BODY_BYTES),
+    service = Service(load, name=name, alias=alias, loaded=take)
+    server = _Server(configured(application(service, BODY_BYTES), grace_s))
+    try:
+        server.run(sockets=[sock])
+    finally:
+        sock.close()
+    if failure:
+        raise failure[0]
+
+
+def configured(app: ASGIApp, grace_s: int) -> uvicorn.Config:
+    """uvicorn as it serves us; running requests may go on for `grace_s` when it is told to stop."""
+    return uvicorn.Config(
+        app,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -96,13 +112,6 @@ def run(
         server_header=False,
         timeout_graceful_shutdown=grace_s,
     )
-    server = _Server(config)
-    try:
-        server.run(sockets=[sock])
-    finally:
-        sock.close()
-    if failure:
-        raise failure[0]
 
 
 def _ready_line(name: str, llm: AsyncLLM, host: str, port: int) -> str:
@@ -117,7 +126,7 @@ def listening(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise OptionError(f"host {host!r} with port {port} is no address to listen at: {error}", "host") from None
     sock = socket.socket(family, kind, proto)
     try:

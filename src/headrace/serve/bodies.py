@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.fields import CHAT, COMPLETIONS, sift
-from headrace.serve.reading import QUOTED
+from headrace.serve.reading import QUOTED, quoted
 
 COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that does not name it, as OpenAI's; fewer where the context holds fewer."""
@@ -180,7 +180,7 @@ def _validated(kind: type[B], fields: Mapping[str, Any]) -> B:
         if first["type"] == "missing":
             raise RequestError(f"{param} is missing", param) from None
         said = first["msg"][:1].lower() + first["msg"][1:]
-        raise RequestError(f"{param}: {said}, not {_quoted(first['input'])}", param) from None
+        raise RequestError(f"{param}: {said}, not {quoted(first['input'])}", param) from None
     if parsed.stream_options is not None:
         if not parsed.stream:
             raise RequestError("stream_options needs stream true", "stream_options")
@@ -198,17 +198,6 @@ def _path(loc: tuple[int | str, ...]) -> str:
         elif loc[0] == "stream_options":
             path += f".{part[:QUOTED]}"
     return path
-
-
-def _quoted(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, int) and abs(value) >= 10**QUOTED:
-        return "that large a number"
-    text = repr(value[:QUOTED] if isinstance(value, str) else value)
-    return text + ("..." if isinstance(value, str) and len(value) > QUOTED else "")
 
 
 _AS_THEY_ARE = (

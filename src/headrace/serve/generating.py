@@ -20,15 +20,13 @@ from headrace.serve.reading import read_object
 from headrace.serve.running import Asked, Echo, Run, answer, events
 from headrace.serve.service import Service
 from headrace.serve.written import as_event, as_json
+from headrace.tokenize.tokenizer import RESERVED
 
 if TYPE_CHECKING:
     from headrace.engine.llm import AsyncLLM
 
 MAX_CHOICES = 2048
 """Most choices of one request, prompts times n."""
-
-RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "parse_special_in_content")
-"""Template variables that have a field of their own."""
 
 
 class Endpoints:
@@ -45,7 +43,7 @@ class Endpoints:
         continues = bool(body.continue_final_message)
         messages = conversation(body.messages, continues=continues)
         variables = body.chat_template_kwargs or {}
-        if taken := [name for name in RESERVED if name in variables]:
+        if taken := sorted(RESERVED & variables.keys()):
             raise RequestError(f"chat_template_kwargs must not hold {taken[0]}", "chat_template_kwargs")
         params = body.params()
         rendering = llm.render_chat(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.errors import RequestError
-from headrace.serve.reading import QUOTED
+from headrace.serve.reading import QUOTED, quoted
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -55,7 +55,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         raise RequestError(f"{at} must be an object with role and content", at)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"{at}.role must be one of {', '.join(ROLES)}, not {_quoted(role)}", f"{at}.role")
+        raise RequestError(f"{at}.role must be one of {', '.join(ROLES)}, not {quoted(role)}", f"{at}.role")
     out: dict[str, Any] = {"role": ROLES[role]}
     for key, value in message.items():
         match key:
@@ -73,7 +73,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
                 if value != []:
                     raise RequestError(f"{at}.{key} is refused: {REFUSED[key]}", f"{at}.{key}")
             case _:
-                raise RequestError(f"{at} has the unknown key {_quoted(key)}", f"{at}.{key[:QUOTED]}")
+                raise RequestError(f"{at} has the unknown key {quoted(key)}", f"{at}.{key[:QUOTED]}")
     out["content"] = _content(message.get("content"), f"{at}.content")
     return out
 
@@ -83,27 +83,19 @@ def _content(content: Any, at: str) -> str | list[Any]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise RequestError(f"{at} must be a string or a list of text parts, not {_quoted(content)}", at)
+        raise RequestError(f"{at} must be a string or a list of text parts, not {quoted(content)}", at)
     for i, part in enumerate(content):
         unknown = (
             sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) and part.get("type") == "text" else []
         )
         if unknown:
             raise RequestError(
-                f"{at}[{i}] has the unknown key {_quoted(unknown[0])}", f"{at}[{i}].{unknown[0][:QUOTED]}"
+                f"{at}[{i}] has the unknown key {quoted(unknown[0])}", f"{at}[{i}].{unknown[0][:QUOTED]}"
             )
     return content
 
 
 def _string(value: Any, at: str) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"{at} must be a string, not {_quoted(value)}", at)
+        raise RequestError(f"{at} must be a string, not {quoted(value)}", at)
     return value
-
-
-def _quoted(value: Any) -> str:
-    if isinstance(value, str):
-        return repr(value[:QUOTED])
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    return {type(None): "null", bool: "a boolean", dict: "an object"}.get(type(value), "a number")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from headrace.serve.gone import Stopped
 from headrace.serve.problems import Problem
 
 BODY_BYTES = 16 * 2**20
@@ -30,10 +31,14 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_object(request: Request, limit: int = BODY_BYTES) -> dict[str, Any]:
-    """The request's body as an object. Problem 400, 413 or 415 says what is wrong with it."""
+    """The request's body as an object. Problem 400, 413 or 415 says what is wrong with it; Stopped where the server
+    stops before it is all there."""
     _check_type(request.headers)
-    raw = await _read(request, limit)
-    return parse_object(raw) if len(raw) <= THREAD_BYTES else await asyncio.to_thread(parse_object, raw)
+    try:
+        raw = await _read(request, limit)
+        return parse_object(raw) if len(raw) <= THREAD_BYTES else await asyncio.to_thread(parse_object, raw)
+    except asyncio.CancelledError:
+        raise Stopped from None
 
 
 def _check_type(headers: Headers) -> None:
@@ -107,7 +112,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     except ValueError:
         raise _bad("the body is not JSON: a number has too many digits") from None
     if not isinstance(value, dict):
-        raise _bad(f"the body must be a JSON object, not {_kind(value)}")
+        raise _bad(f"the body must be a JSON object, not {quoted(value)}")
     if _SURROGATE.search(raw):
         _check_text(value)
     return value
@@ -130,10 +135,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    return {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}[type(value)]
+def quoted(value: Any) -> str:
+    """How errors show a value of the client's JSON: lists and objects by their kind, all else as it is, unless long."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "an object"
+        case list():
+            return "a list" if value else "an empty list"
+        case str():
+            return repr(value[:QUOTED]) + ("..." if len(value) > QUOTED else "")
+        case int() if abs(value) >= 10**QUOTED:
+            return "that large a number"
+    return repr(value)
 
 
 def _check_text(value: Any) -> None:

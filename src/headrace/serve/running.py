@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.engine.outputs import Chunk, RequestOutput
-from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.answers import Usage, Writer
 from headrace.serve.choices import Entry, Part, Shown, joined
@@ -43,7 +42,7 @@ class Asked:
     ids: Sequence[int]
     params: SamplingParams
     name: str
-    """What errors call it: "messages", "prompt", "prompt[2]"."""
+    """What errors call it: "prompt", "prompt[2]"."""
     echo: Echo | None = None
 
 
@@ -56,11 +55,10 @@ class Run:
         self._asked = asked
         self._completion = 0
         self._streams: list[RequestStream] = []
-        for one in asked:
-            _judge(llm, one)
+        judged = [llm.check(one.ids, one.params, param=one.name) for one in asked]
         try:
-            for one in asked:
-                self._streams.append(llm.submit(one.ids, one.params))
+            for one, params in zip(asked, judged, strict=True):
+                self._streams.append(llm.start(one.ids, params))
         except BaseException:
             self.abort()
             raise
@@ -99,6 +97,7 @@ class Run:
             raise unavailable(f"the engine has stopped: {self._llm.dead}", "engine_dead", retry=False)
         if chunk.finish_reason == "abort":
             raise unavailable("the request was ended by the server", "aborted", retry=True)
+        _log.warning("%s could not be finished: %s", chunk.request_id, chunk.error)
         raise failed(f"the request could not be finished: {chunk.error}")
 
     def _prompt_is_known(self, prompt: int) -> bool:
@@ -120,15 +119,6 @@ class Run:
         return shown[index].add(chunk, "".join(asked.echo.pieces), _echoed(stream.output, asked.echo))
 
 
-def _judge(llm: AsyncLLM, one: Asked) -> None:
-    try:
-        llm.check(one.ids, one.params)
-    except RequestError as error:
-        if error.param != "prompt" or one.name == "prompt":
-            raise
-        raise RequestError(f"{one.name}: {error}", one.name) from None
-
-
 def _echoed(output: RequestOutput, echo: Echo) -> tuple[Entry, ...]:
     if not echo.entries:
         return ()
@@ -136,7 +126,8 @@ def _echoed(output: RequestOutput, echo: Echo) -> tuple[Entry, ...]:
 
 
 async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Chunks of all streams as they come, each with its stream's number. At most one of each stream waits here."""
+    """Chunks of all streams as they come, each with its stream's number. No more wait here than there are streams, and
+    one in the hand of each stream's pump; the rest stays in the streams."""
     if len(streams) == 1:
         async for chunk in streams[0]:
             yield 0, chunk

@@ -65,10 +65,10 @@ class Service:
         return self._llm
 
     def names(self, llm: AsyncLLM) -> tuple[str, ...]:
-        """Names under which the model is served, the canonical one first."""
+        """Names under which the model is served, the one the server was asked for first."""
         if self._name is not None:
             return (self._name,)
-        return tuple(dict.fromkeys((llm.model.name, self._alias or llm.model.name)))
+        return tuple(dict.fromkeys((self._alias or llm.model.name, llm.model.name)))
 
     def require(self, name: str | None, llm: AsyncLLM) -> str:
         """The name that an answer gives the model; Problem 404 for any that is not served. No name means this model."""
@@ -101,6 +101,9 @@ class Service:
             outcome = self._load()
         except Exception as error:
             outcome = error
+        except BaseException as error:  # a thread has nobody above it: what ends programs elsewhere is told here, too
+            outcome = RuntimeError(f"loading ended with {error!r}")
+            outcome.__cause__ = error
         try:
             loop.call_soon_threadsafe(self._take, outcome)
         except RuntimeError:  # the loop has ended: nobody will use the model

@@ -26,7 +26,10 @@ from headrace.tokenize.template import ChatTemplate, chat_template
 _LONG = 4096
 """Texts of more characters are encoded without holding the interpreter's lock."""
 
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+RESERVED = frozenset(
+    {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "parse_special_in_content"}
+)
+"""Names that no free variable of a template may have: what `Tokenizer.chat` takes itself."""
 
 
 class Tokenizer:
@@ -70,16 +73,18 @@ class Tokenizer:
 
     # text to ids
 
-    def encode(self, text: str, *, parse_special: bool = True, add_bos: bool = True) -> list[int]:
-        """Token ids of a text. RequestError for "prompt" where it holds half of a surrogate pair.
+    def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a text. RequestError for `param` where it holds half of a surrogate pair.
 
         `parse_special`: names of control tokens in the text stand for the tokens (fill-in-the-middle needs it);
         otherwise they are text as any other. `add_bos`: what the model's files put around a text is put there, in most
         a BOS or nothing. A text that begins with the BOS by name, parsed, does not get a second one.
         """
         if not isinstance(text, str):
-            raise RequestError(f"a prompt must be a string, not {type(text).__name__}", "prompt")
-        check_text(text, "prompt")
+            raise RequestError(f"a prompt must be a string, not {type(text).__name__}", param)
+        check_text(text, param)
         ids = _ids(self._engine if parse_special else self._literal, text)
         if not add_bos:
             return ids
@@ -180,7 +185,7 @@ class Tokenizer:
         variables: Mapping[str, Any],
     ) -> dict[str, Any]:
         """What the template is given, copied and judged, but for the named tokens."""
-        if clash := sorted(_RESERVED & variables.keys()):
+        if clash := sorted(RESERVED & variables.keys()):
             raise RequestError(f"{clash[0]} is not a free variable of the template", clash[0])
         values = {name: plain(value, name) for name, value in variables.items()}
         chat = conversation(messages, parts=template.takes_parts)

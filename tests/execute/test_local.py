@@ -20,20 +20,13 @@ from headrace.execute.sampler import NOT_FINITE
 from headrace.params import SamplingParams
 from headrace.program.backend import Batch
 from headrace.program.program import KVGroup, KVLayout
+from tests.execute.resolved import OFF
 
 VOCAB = 16
 BLOCK = 4
 WINDOW = 6
 POISON = 15
 """From this token on a sequence's logits are not finite."""
-OFF: dict[str, Any] = {
-    "temperature": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "seed": 7,
-}
 
 
 class ToyRunner:

@@ -14,17 +14,10 @@ from headrace.execute.plan import Admission, TokenLogprob
 from headrace.execute.sampler import NOT_FINITE, NOTHING_LEFT, Answer, Draw, SamplingState, Score, reduce
 from headrace.ops import sampling
 from headrace.params import SamplingParams
+from tests.execute.resolved import OFF
 
 VOCAB = 24
 BIG = float(np.finfo(np.float32).max)
-OFF: dict[str, Any] = {
-    "temperature": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "seed": 7,
-}
 
 
 def admission(tokens: tuple[int, ...], prompt: int, eos: tuple[int, ...] = (), **params: Any) -> Admission:

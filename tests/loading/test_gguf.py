@@ -22,9 +22,7 @@ from gguf_writer import KINDS, TYPES, Built, Metadata, Tensors, build, tensor_by
 from headrace.errors import ModelFileError
 from headrace.formats import FORMATS, Format
 from headrace.loading.gguf import GGUF
-
-SECONDS = 1.0
-BYTES = 64 << 20
+from tests.loading.bounds import refused
 
 SCALARS: Metadata = [
     *[("n.u8", "u8", 255), ("n.i8", "i8", -128), ("n.u16", "u16", 65535), ("n.i16", "i16", -32768)],
@@ -43,20 +41,7 @@ def write(path: Path, file: Built | bytes) -> Path:
 
 def refuse(path: Path, match: str | None) -> str:
     """The file is refused, with one error, in the bounds that hold for any file."""
-    start = time.process_time()
-    with pytest.raises(ModelFileError, match=match):
-        GGUF(path)
-    assert time.process_time() - start < SECONDS
-    tracemalloc.start()
-    try:
-        with pytest.raises(ModelFileError) as caught:
-            GGUF(path)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < BYTES + (path.stat().st_size if path.exists() else 0)
-    assert caught.value.__context__ is None or caught.value.__suppress_context__, "one error, not a chain of them"
-    return str(caught.value)
+    return refused(GGUF, path, match, size=path.stat().st_size if path.exists() else 0)
 
 
 # ---- what it gives

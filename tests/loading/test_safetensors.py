@@ -19,9 +19,7 @@ import safetensors.numpy
 from headrace.errors import ModelFileError
 from headrace.formats import FORMATS
 from headrace.loading.safetensors import Safetensors
-
-SECONDS = 1.0
-BYTES = 64 << 20
+from tests.loading.bounds import BYTES, SECONDS, refused
 
 RNG = np.random.default_rng(0)
 TENSORS: dict[str, np.ndarray] = {
@@ -83,20 +81,7 @@ def size_of(path: Path) -> int:
 
 def refuse(path: Path, match: str | None) -> str:
     """The folder is refused, with one error, in the bounds that hold for any file."""
-    start = time.process_time()
-    with pytest.raises(ModelFileError, match=match):
-        Safetensors(path)
-    assert time.process_time() - start < SECONDS
-    tracemalloc.start()
-    try:
-        with pytest.raises(ModelFileError) as caught:
-            Safetensors(path)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < BYTES + size_of(path)
-    assert caught.value.__context__ is None or caught.value.__suppress_context__, "one error, not a chain of them"
-    return str(caught.value)
+    return refused(Safetensors, path, match, size=size_of(path))
 
 
 # ---- what it gives

@@ -125,8 +125,8 @@ def _backend(name: str) -> Backend:
 
 
 def _let_threads_sleep() -> None:
-    """Tell OpenMP's threads to sleep at barriers, where the user has not said otherwise: spinning ones take eight times
-    as long beside one other busy process (docs/decisions/0004). OpenMP reads it when PyTorch is first imported.
+    """Tell OpenMP's threads to sleep at barriers, where the user has not said otherwise: spinning ones were eight times
+    as slow beside other busy processes (docs/decisions/0004). OpenMP reads it when PyTorch is first imported.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

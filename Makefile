@@ -1,11 +1,23 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: check test golden golden-compare fuzz bench clean
+.PHONY: build check test sanitize golden golden-compare fuzz bench perplexity peers clean
+
+build:            ## the kernels into the source tree, for working on them without installing
+	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
+	cmake --build build/dev --parallel && cp build/dev/_core*.so src/headrace/native/
 
 check:            ## linter, types, layers
 	ruff check && ruff format --check && mypy && pytest tests/pure
 
 test:             ## the whole suite
 	pytest
+
+sanitize:         ## the tests of operations on kernels built with the address and undefined-behaviour sanitizers
+	cmake -S . -B build/sanitize -DHEADRACE_SANITIZE=ON -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) \
+	  -DPython_EXECUTABLE=$$(which python)
+	cmake --build build/sanitize --parallel
+	rm -rf build/sanitize/src && cp -r src build/sanitize/src && cp build/sanitize/_core*.so build/sanitize/src/headrace/native/
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  PYTHONPATH=build/sanitize/src pytest tests/native tests/exact/test_tiny.py
 
 golden:           ## write tests/golden/*.json from transformers (FILES="a.gguf b.gguf"), minutes per file
 	python tests/golden/make.py $(FILES)
@@ -18,6 +30,12 @@ fuzz:             ## a million mutated GGUF files (COUNT=..., SEED=...)
 
 bench:            ## what continuous batching brings on this machine (MODEL=...), minutes
 	python bench/batching.py $(or $(MODEL),smollm2-135m)
+
+perplexity:       ## what the number formats cost on TEXT (MODELS="a.gguf ..."), beside the float32 reference; an hour
+	python bench/perplexity.py $(TEXT) $(MODELS) --reference
+
+peers:            ## Headrace beside other engines (MODELS="a.gguf ..."); bench/peers/README.md
+	python -m bench.peers $(MODELS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,15 @@ import pytest
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MODELS = Path(os.environ.get("HEADRACE_TEST_MODELS", "~/.cache/headrace-test-models")).expanduser()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_weight_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Models that tests make do not push the user's out of the weight cache."""
+    folder = tmp_path_factory.mktemp("weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.loading.weight_cache.weights_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

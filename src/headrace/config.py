@@ -11,7 +11,8 @@ from typing import Any
 from headrace.errors import OptionError
 
 KV_FORMATS = ("f32", "bf16")
-BACKENDS = ("torch",)
+BACKENDS = ("native", "torch")
+ISAS = ("portable", "avx2", "avx512")
 
 
 def option(default: Any, help: str) -> Any:
@@ -23,7 +24,7 @@ def option(default: Any, help: str) -> Any:
 class CacheOptions:
     """The paged KV cache."""
 
-    kv_format: str = option("f32", f"number format of cached keys and values: {', '.join(KV_FORMATS)}")
+    kv_format: str = option("bf16", f"number format of cached keys and values: {', '.join(KV_FORMATS)}")
     pool_bytes: int | None = option(
         None, "bytes of the KV pool; default: what `rows` full contexts need, at most a quarter of the free memory"
     )
@@ -41,8 +42,24 @@ class SchedulerOptions:
 class ExecuteOptions:
     """Who computes."""
 
-    backend: str = option("torch", f"who computes: {', '.join(BACKENDS)}")
+    backend: str = option(
+        "native", f"who computes: {', '.join(BACKENDS)} (the reference; needs the extra of that name)"
+    )
     threads: int | None = option(None, "compute threads; default: the cores this process was granted")
+    isa: str | None = option(
+        None, f"instruction set of the native kernels: {', '.join(ISAS)}; default: the best that the machine has"
+    )
+    fusion: bool = option(True, "group the program's operations; off only for measuring, the results are the same")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingOptions:
+    """How weights come into memory."""
+
+    weight_cache: bool = option(True, "keep packed weights on disk, so that the next start need not pack them")
+    weight_cache_bytes: int = option(
+        20_000_000_000, "most bytes of disk for packed weights of all models; never more than half of what is free"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,7 @@ class Options:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
+    loading: LoadingOptions = field(default_factory=LoadingOptions)
 
     def __post_init__(self) -> None:
         _positive("context", self.context)
@@ -60,13 +78,21 @@ class Options:
         _positive("budget", self.scheduler.budget)
         _positive("rows", self.scheduler.rows)
         _positive("threads", self.execute.threads)
+        _positive("weight_cache_bytes", self.loading.weight_cache_bytes)
         _one_of("kv_format", self.cache.kv_format, KV_FORMATS)
         _one_of("backend", self.execute.backend, BACKENDS)
+        if self.execute.isa is not None:
+            _one_of("isa", self.execute.isa, ISAS)
 
     @classmethod
     def of(cls, **flat: Any) -> Options:
         """Options from a flat set of names, as the command line and `LLM(...)` give them. Unknown names are refused."""
-        parts: dict[str, type] = {"cache": CacheOptions, "scheduler": SchedulerOptions, "execute": ExecuteOptions}
+        parts: dict[str, type] = {
+            "cache": CacheOptions,
+            "scheduler": SchedulerOptions,
+            "execute": ExecuteOptions,
+            "loading": LoadingOptions,
+        }
         known = {f.name: part for part, kind in parts.items() for f in fields(kind)} | {"context": ""}
         if unknown := sorted(set(flat) - set(known)):
             raise OptionError(f"unknown option {unknown[0]!r}; known are: {', '.join(sorted(known))}", unknown[0])

@@ -62,6 +62,38 @@ def threads(
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes of this process's memory that are in RAM, and how many of them lie on huge pages."""
+
+    total: int
+    huge_anonymous: int
+    """Of memory of its own."""
+    huge_file: int
+    """Of mapped files, which other processes may share."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total / 1e6:.0f} MB resident, of it on huge pages {self.huge_anonymous / 1e6:.0f} MB of its own "
+            f"and {self.huge_file / 1e6:.0f} MB of files"
+        )
+
+
+def resident(root: Path = ROOT) -> Resident | None:
+    """What the process got; None where the system does not say."""
+    facts = {key: value.split() for key, _, value in _pairs(root / "proc/self/smaps_rollup", ":")}
+    if "Rss" not in facts:
+        return None
+    total, own, file = (int(facts.get(k, ["0"])[0]) * 1024 for k in ("Rss", "AnonHugePages", "FilePmdMapped"))
+    return Resident(total, own, file)
+
+
+def grants_huge_memory(root: Path = ROOT) -> bool:
+    """Whether memory that asks for huge pages may get them."""
+    enabled = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    return bool(enabled) and "[never]" not in enabled
+
+
 # -- control groups ----------------------------------------------------------------------------------------------------
 
 _MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")

@@ -20,7 +20,8 @@ from headrace.cli import options
 from headrace.cli import show as show_module
 from headrace.cli.console import Bars, size
 from headrace.cli.options import engine_options
-from headrace.config import CacheOptions, ExecuteOptions, Options, SchedulerOptions
+from headrace.config import CacheOptions, ExecuteOptions, LoadingOptions, Options, SchedulerOptions
+from headrace.program.backend import Member
 from tests.cli.terminal import Terminal
 
 
@@ -44,16 +45,17 @@ def test_help_is_quick_and_names_every_command() -> None:
         ended = os.times()
         took.append(ended.children_user + ended.children_system - started.children_user - started.children_system)
     assert done.returncode == 0
-    assert all(f" {name} " in done.stdout for name in ("run", "serve", "pull", "list", "show"))
+    assert all(f" {name} " in done.stdout for name in ("run", "serve", "pull", "list", "show", "cache"))
     assert min(took) < 0.5, f"{min(took):.2f} s of processor time"
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "show"])
 def test_every_engine_option_is_there_with_its_help(command: str) -> None:
     done = headrace(command, "--help")
-    for part in (CacheOptions, SchedulerOptions, ExecuteOptions):
+    for part in (CacheOptions, SchedulerOptions, ExecuteOptions, LoadingOptions):
         for field in fields(part):
             assert options.option_name(field.name) in done.stdout
+    assert "--no-weight-cache" in done.stdout
     assert "Longest prompt plus answer" in done.stdout
 
 
@@ -163,7 +165,10 @@ def test_engine_options_come_from_the_fields() -> None:
 
     made = engine_options(command)
     defaults = {name: p.default for name, p in made.__signature__.parameters.items() if name != "model"}  # type: ignore[attr-defined]
-    assert set(defaults) == {"context", "kv_format", "pool_bytes", "budget", "rows", "backend", "threads"}
+    assert set(defaults) == {
+        "context", "kv_format", "pool_bytes", "budget", "rows", "backend", "threads", "isa", "fusion",
+        "weight_cache", "weight_cache_bytes",
+    }  # fmt: skip
     assert Options.of(**defaults) == Options()
     made(**{"model": "m", **defaults, "rows": 3})
     assert seen == {"model": "m", **defaults, "rows": 3}
@@ -242,6 +247,8 @@ def blueprint() -> Any:
     tokens = {1: b"<s>", 2: b"</s>", 3: b"<end>"}
     groups = [SimpleNamespace(window=None), SimpleNamespace(window=512), SimpleNamespace(window=512)]
     return SimpleNamespace(
+        members=(Member("linear", "Q8_0", 7, "native avx2", "int8 inputs"),),
+        members_because="avx2 is the best",
         checkpoint=SimpleNamespace(
             path=Path("/m/x.gguf"),
             source=SimpleNamespace(
@@ -310,19 +317,23 @@ def test_show_tells_everything() -> None:
     }
     assert facts["options"] == {
         "context": 4096,
-        "kv_format": "f32",
+        "kv_format": "bf16",
         "pool_bytes": None,
         "budget": 512,
         "rows": 64,
-        "backend": "torch",
+        "backend": "native",
         "threads": 2,
+        "isa": None,
+        "fusion": True,
+        "weight_cache": True,
+        "weight_cache_bytes": 20_000_000_000,
     }
     text = "".join(show_module._lines(facts))
     for part in (
         "architecture  gemma3_text, 1.0 million parameters",
         "context       trained for 32,768 tokens, configured 4,096",
         "tensors       Q8_0       1     1.1 MB",
-        "weights       1.1 MB stored, 4.0 MB in memory (torch)",
+        "weights       1.1 MB stored, 4.0 MB in memory (native)",
         "KV cache      3.0 MB per 1,000 tokens, past the window 1.0 MB",
         "end '</s>' (2), '<end>' (3)",
         "sampling      temperature 0.6, top_k 64",
@@ -330,6 +341,16 @@ def test_show_tells_everything() -> None:
         "… 3 more (--json has all)",
     ):
         assert part in text, text
+
+
+def test_show_tells_which_kernels_serve() -> None:
+    facts = json.loads(json.dumps(show_module.describe("tiny", blueprint())))
+    assert facts["kernels"] == [
+        {"operation": "linear", "format": "Q8_0", "count": 7, "served_by": "native avx2", "how": "int8 inputs"}
+    ]
+    text = "".join(show_module._kernels(facts))
+    assert "linear        Q8_0       7 × native avx2     int8 inputs" in text
+    assert "avx2 is the best" in text
 
 
 def test_show_of_a_model_that_says_little() -> None:

@@ -29,7 +29,7 @@ CLOSE = 1e-4
 def test_greedy_equals_transformers(name: str, test_model: Callable[[str], Path]) -> None:
     entries = json.loads((GOLDEN / f"{MODELS[name]}.json").read_text(encoding="utf-8"))["entries"]
     assert len(entries) == 16
-    with LLM(test_model(name), context=4096, kv_format="f32") as llm:
+    with LLM(test_model(name), context=4096, kv_format="f32", backend="torch") as llm:
         prompts = [e["prompt"] for e in entries]
         free = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
         for entry, output in zip(entries, free, strict=True):

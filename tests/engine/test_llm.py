@@ -20,7 +20,6 @@ import pytest
 from headrace import LLM, AsyncLLM, EngineDeadError, OptionError, RequestError, SamplingParams
 from headrace.config import Options
 from headrace.engine.build import plan_engine
-from headrace.program.buffers import peak_bytes
 from tests.models.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -191,18 +190,20 @@ def test_options(folder: Path) -> None:
 def test_step_buffers_are_those_of_prompts_whose_logprobs_are_wanted(folder: Path) -> None:
     few, many = (plan_engine(folder, Options.of(rows=rows, budget=48)).memory.buffers for rows in (1, 64))
     program = plan_engine(folder, Options.of()).program
-    assert few == many == peak_bytes(program, 48, 48, 48)
+    widest = 4 * (program.vocab + program.width) * 48
+    assert few == many >= widest
 
 
 def test_openmp_is_told_to_sleep_where_a_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is put back
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    plan_engine(folder, Options.of())
-    assert "OMP_WAIT_POLICY" not in os.environ, "`headrace show` computes nothing"
+    plan_engine(folder, Options.of(backend="torch"))
     LLM(folder, threads=1, pool_bytes=1 << 22).close()
+    assert "OMP_WAIT_POLICY" not in os.environ, "only PyTorch uses OpenMP, and showing computes nothing"
+    LLM(folder, threads=1, pool_bytes=1 << 22, backend="torch").close()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    LLM(folder, threads=1, pool_bytes=1 << 22).close()
+    LLM(folder, threads=1, pool_bytes=1 << 22, backend="torch").close()
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
@@ -214,7 +215,7 @@ def told(event, args):
         print(os.environ.get("OMP_WAIT_POLICY"))
 sys.addaudithook(told)
 from headrace import LLM
-LLM({str(folder)!r}, threads=1, pool_bytes=1 << 22).close()
+LLM({str(folder)!r}, threads=1, pool_bytes=1 << 22, backend="torch").close()
 """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
@@ -311,7 +312,7 @@ def test_async(folder: Path, llm: LLM) -> None:
         with pytest.raises(RequestError):
             await engine.generate([])
         task = asyncio.ensure_future(engine.generate(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True)))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.005)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

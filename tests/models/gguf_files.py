@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
+
+from headrace.formats.format import Format
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -78,9 +81,14 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def write_gguf(
-    path: Path, folder: Path, *, facts: dict[str, Any] | None = None, tensors: dict[str, np.ndarray] | None = None
+    path: Path,
+    folder: Path,
+    *,
+    facts: dict[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray | Format | None] | None = None,
 ) -> Path:
-    """Convert the checkpoint in `folder`. `facts` and `tensors` replace single entries; None takes one away."""
+    """Convert the checkpoint in `folder`. `facts` and `tensors` replace single entries; None takes one away. A tensor
+    is numbers, or lines of a format as they are to be stored."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config["model_type"]]]
     writer = gguf.GGUFWriter(path, architecture)
@@ -99,8 +107,10 @@ def write_gguf(
         elif value is not None:
             writer.add_array(name, value)
     add_tokenizer(writer)
-    for name, tensor in (tensors_of(folder) | (tensors or {})).items():
-        if tensor is not None:
+    for name, tensor in {**tensors_of(folder), **(tensors or {})}.items():
+        if isinstance(tensor, Format):
+            writer.add_tensor(name, tensor.data, raw_dtype=gguf.GGMLQuantizationType[tensor.name])
+        elif tensor is not None:
             writer.add_tensor(name, np.ascontiguousarray(tensor))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -43,7 +43,7 @@ def call(op: Op, implementation: Implementation, case: Case) -> np.ndarray:
         heads = case.inputs[0].shape[1] // pool.shape[-1]
         extra = {"index": index_of(case.kv, heads), "pool": pool_tensor(pool)}
     output = implementation(*arguments, **case.attrs, **extra)
-    if not op.output:
+    if not op.signature.output:
         assert output is None
         assert pool is not None
         return pool

@@ -15,7 +15,7 @@ from tests.ops.calling import call
 from tests.ops.definitions import DEFINITIONS
 
 IMPLEMENTATIONS = [
-    pytest.param(op, implementation, id=f"{op.kind}-{name}")
+    pytest.param(op, implementation, id=f"{op.signature.kind}-{name}")
     for op in OPS.values()
     for name, implementation in {"reference": op.reference, **op.implementations}.items()
 ]
@@ -26,7 +26,7 @@ def cases(op: Op) -> list[Case]:
 
 
 def agrees(op: Op, got: np.ndarray, exact: np.ndarray) -> bool:
-    if not op.output:
+    if not op.signature.output:
         return got.dtype == exact.dtype and got.tobytes() == exact.tobytes()
     assert got.dtype == np.float32
     assert got.shape == exact.shape
@@ -37,8 +37,11 @@ def agrees(op: Op, got: np.ndarray, exact: np.ndarray) -> bool:
 @pytest.mark.parametrize(("op", "implementation"), IMPLEMENTATIONS)
 def test_an_implementation_is_exact_within_its_tolerance(op: Op, implementation: Implementation) -> None:
     for case in cases(op):
-        got, exact = call(op, implementation, case), DEFINITIONS[op.kind](case)
-        assert agrees(op, got, exact), f"{op.kind}, {case.name}: {np.abs(got - exact).max() if op.output else ''}"
+        kind = op.signature.kind
+        got, exact = call(op, implementation, case), DEFINITIONS[kind](case)
+        assert agrees(op, got, exact), (
+            f"{kind}, {case.name}: {np.abs(got - exact).max() if op.signature.output else ''}"
+        )
 
 
 def _attrs(**changes: Any) -> Callable[[Case], Case]:
@@ -88,7 +91,8 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("op", "change"), MUTANTS)
 def test_a_mutation_is_seen(op: Op, change: Callable[[Case], Case]) -> None:
-    assert any(not agrees(op, call(op, op.reference, change(case)), DEFINITIONS[op.kind](case)) for case in cases(op))
+    exact = DEFINITIONS[op.signature.kind]
+    assert any(not agrees(op, call(op, op.reference, change(case)), exact(case)) for case in cases(op))
 
 
 def test_every_operation_has_definition_and_mutations() -> None:
@@ -98,10 +102,10 @@ def test_every_operation_has_definition_and_mutations() -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_cases_cover_what_is_optional(op: Op) -> None:
-    if op.optional:
+    if op.signature.optional:
         assert {len(case.weights) for case in cases(op)} == set(
-            range(len(op.weights) - op.optional, len(op.weights) + 1)
+            range(len(op.signature.weights) - op.signature.optional, len(op.signature.weights) + 1)
         )
     for case in cases(op):
-        assert set(case.attrs) == set(op.attrs)
-        assert len(case.inputs) == len(op.inputs)
+        assert set(case.attrs) == set(op.signature.attrs)
+        assert len(case.inputs) == len(op.signature.inputs)

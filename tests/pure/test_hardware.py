@@ -178,3 +178,30 @@ def test_memory_of_version_1(tmp_path: Path) -> None:
 def test_this_machine_answers() -> None:
     assert 1 <= hardware.granted_cores().count <= (os.cpu_count() or 1)
     assert hardware.granted_memory() > 0
+
+
+def test_what_lies_on_huge_pages(tmp_path: Path) -> None:
+    rollup = "55d0-7ffe ---p 00000000 00:00 0  [rollup]\nRss: 2000 kB\nAnonHugePages: 1024 kB\nFilePmdMapped: 512 kB"
+    found = hardware.resident(tree(tmp_path, {"proc/self/smaps_rollup": rollup}))
+    assert found == hardware.Resident(2000 * 1024, 1024 * 1024, 512 * 1024)
+    assert str(found) == "2 MB resident, of it on huge pages 1 MB of its own and 1 MB of files"
+    old = hardware.resident(tree(tmp_path, {"proc/self/smaps_rollup": "Rss: 2000 kB\nAnonHugePages: 1024 kB"}))
+    assert old == hardware.Resident(2000 * 1024, 1024 * 1024, 0)
+
+
+def test_a_system_that_does_not_tell_of_its_memory(tmp_path: Path) -> None:
+    assert hardware.resident(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "granted"),
+    [
+        ("always [madvise] never", True),
+        ("[always] madvise never", True),
+        ("always madvise [never]", False),
+        (None, False),
+    ],
+)
+def test_huge_pages_are_granted(tmp_path: Path, text: str | None, granted: bool) -> None:
+    files = {} if text is None else {"sys/kernel/mm/transparent_hugepage/enabled": text}
+    assert hardware.grants_huge_memory(tree(tmp_path, files)) == granted

@@ -220,6 +220,10 @@ def first_logprobs(http: httpx.Client, **fields: Any) -> dict[str, float]:
     return complete(http, **body, **fields)["choices"][0]["logprobs"]["top_logprobs"][-1]
 
 
+BY_INT8 = 0.05
+"""How far the served model's log-probabilities may be from the float32 reference's; the penalties move them by more."""
+
+
 def test_p4_penalties_at_the_first_token(http: httpx.Client, folder: Path) -> None:
     logits = Model.open(folder).logits(DRUMS, wanted=[len(DRUMS) - 1])[0].astype(np.float64)
     seen = np.unique(DRUMS)
@@ -238,11 +242,11 @@ def test_p4_penalties_at_the_first_token(http: httpx.Client, folder: Path) -> No
         got = first_logprobs(http, **fields)
         assert first_logprobs(http, echo=True, **fields) == pytest.approx(got, abs=1e-5), "echo changes nothing"
         ids = [next(t for t in range(VOCAB) if name_of(t) == name) for name in got if name]
-        assert [got[name_of(t)] for t in ids] == pytest.approx(want[ids].tolist(), abs=1e-3), fields
+        assert [got[name_of(t)] for t in ids] == pytest.approx(want[ids].tolist(), abs=BY_INT8), fields
         assert len(ids) >= 15
         want = expected[seen] - np.log(np.exp(expected[seen]).sum())
         of_prompt = first_logprobs(http, logit_bias=others, **fields)
-        assert [of_prompt[name_of(t)] for t in seen] == pytest.approx(want.tolist(), abs=1e-3), fields
+        assert [of_prompt[name_of(t)] for t in seen] == pytest.approx(want.tolist(), abs=BY_INT8), fields
 
 
 def name_of(token: int) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from headrace import native
+
 BLOCK = 32
 """Tokens of one block. Fixed: attention walks blocks of absolute positions, so results would change with it."""
 
@@ -41,15 +43,17 @@ class PoolShape:
 class Pool:
     """`slots` arrays [blocks, 2, kv_heads, block, dim]: keys (after RoPE) at 0, values at 1.
 
-    The memory is reserved at once but becomes resident page by page as blocks are first written: an unused pool costs
-    address space only.
+    That is how the reference sees a block; the native kernels keep the same bytes of a head of a block in an order of
+    their own (csrc/kernels.h). The memory is reserved at once but becomes resident only as blocks are first written,
+    by huge pages where the system grants them: an unused pool costs address space only.
     """
 
     def __init__(self, shape: PoolShape) -> None:
         """MemoryError where the machine cannot reserve `blocks * block_bytes`."""
         self.shape = shape
         dtype = KV_DTYPES[shape.kv_format]
-        self._bytes = np.zeros((shape.slots, shape.blocks, shape.block_bytes // shape.slots), np.uint8)
+        memory = native.reserve(shape.blocks * shape.block_bytes)
+        self._bytes = memory.reshape(shape.slots, shape.blocks, shape.block_bytes // shape.slots)
         whole = self._bytes.view(dtype).reshape(shape.slots, shape.blocks, 2, shape.kv_heads, shape.block, shape.dim)
         self.slots = list(whole)
         self._used = np.zeros(shape.blocks, np.bool_)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli import cache
 from headrace.cli.console import fail, out
 from headrace.cli.list import list_models
 from headrace.cli.options import engine_options
@@ -35,6 +36,7 @@ app.command("serve")(engine_options(serve))
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("show")(engine_options(show))
+app.add_typer(cache.app, name="cache")
 
 
 def _version(wanted: bool) -> None:

@@ -53,14 +53,16 @@ def _parameters(kind: type) -> Iterator[inspect.Parameter]:
             yield from _parameters(nested)
             continue
         assert field.default is not MISSING, f"{kind.__name__}.{field.name} needs a default"
-        text = field.metadata["help"]
+        text, flag = field.metadata["help"], option_name(field.name)
+        if types[field.name] is bool:
+            flag = f"{flag}/--no-{flag.removeprefix('--')}"
         yield inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
             annotation=Annotated[
                 types[field.name],
-                typer.Option(option_name(field.name), help=f"{text[0].upper()}{text[1:]}.", rich_help_panel="Engine"),
+                typer.Option(flag, help=f"{text[0].upper()}{text[1:]}.", rich_help_panel="Engine"),
             ],
         )
 

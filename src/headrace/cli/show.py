@@ -28,6 +28,9 @@ def show(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, the whole chat template in it.")
     ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Show which kernel serves each operation and number format here, and why.")
+    ] = False,
     *,
     engine: dict[str, Any],
 ) -> None:
@@ -42,7 +45,8 @@ def show(
     with bars() as progress:
         path = resolve(model, progress=progress)
     facts = describe(model, plan_engine(path, Options.of(**engine)))
-    out(json.dumps(facts, ensure_ascii=False, indent=2) + "\n" if as_json else "".join(_lines(facts)))
+    lines = _kernels(facts) if kernels else _lines(facts)
+    out(json.dumps(facts, ensure_ascii=False, indent=2) + "\n" if as_json else "".join(lines))
 
 
 def describe(model: str, plan: Blueprint) -> dict[str, Any]:
@@ -81,6 +85,8 @@ def describe(model: str, plan: Blueprint) -> dict[str, Any]:
         },
         "options": dict(_flat(plan.options)),
         "threads_because": plan.threads.reason,
+        "kernels": [asdict(member) for member in plan.members],
+        "kernels_because": plan.members_because,
     }
 
 
@@ -144,6 +150,14 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield _line("options", ", ".join(f"{k} {v}" for k, v in facts["options"].items() if v is not None))
     yield _line("", f"threads: {facts['threads_because']}")
     yield from _template(facts["chat_template"])
+
+
+def _kernels(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield _line("model", facts["model"])
+    yield _line("why", facts["kernels_because"])
+    yield _line("threads", f"{facts['options']['threads']}: {facts['threads_because']}")
+    for k in facts["kernels"]:
+        yield f"{k['operation']:<14}{k['format']:<8}{k['count']:>4} × {k['served_by']:<16}{k['how']}\n"
 
 
 def _line(name: str, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,24 +14,28 @@ from typing import Any
 
 from headrace.cache.blocks import Blocks
 from headrace.cache.pool import BLOCK, Pool, PoolShape
-from headrace.config import Options
+from headrace.config import ExecuteOptions, Options
 from headrace.engine.admission import Limits, admit
 from headrace.engine.loop import Engine
 from headrace.errors import ModelFileError, OptionError
 from headrace.execute.local import LocalExecutor, logits_at_once
-from headrace.hardware import Granted, granted_memory, threads
+from headrace.hardware import Granted, granted_memory, resident, threads
 from headrace.loading.checkpoint import Checkpoint, load_weights, open_checkpoint
 from headrace.loading.progress import Progress, silent
 from headrace.loading.resolve import resolve
+from headrace.loading.weight_cache import WeightCache
+from headrace.native import isas
+from headrace.native.sampling import NativeSampling
 from headrace.params import SamplingParams
 from headrace.paths import cache_home
-from headrace.program.backend import Backend
-from headrace.program.buffers import peak_bytes
+from headrace.program.backend import Announced, Backend, Member
 from headrace.program.decoder import write_program
 from headrace.program.program import Program
 from headrace.scheduler.messages import Abort, Delta, Submit
 from headrace.scheduler.scheduler import Scheduler, Stats
 from headrace.tokenize.stream import TextStream
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ class Blueprint:
     threads: Granted
     memory: Memory
     limits: Limits
+    members: tuple[Member, ...]
+    """Who serves which operation."""
+    members_because: str
 
     @property
     def context(self) -> int:
@@ -81,17 +89,23 @@ def plan_engine(path: Path, options: Options) -> Blueprint:
         program = write_program(checkpoint.spec, checkpoint.parts, context)
     except ValueError as error:
         raise ModelFileError(path, str(error)) from error
+    backend = _backend(options.execute)
+    if reason := backend.lacks(program):
+        raise ModelFileError(path, f"{reason}; backend torch can run it")
     shape, blocks = _pool(program, options, context)
     budget = options.scheduler.budget
+    tensors = checkpoint.source.tensors
+    announced = {name: Announced(p.shape, tensors[p.tensor].format) for name, p in checkpoint.parts.items()}
     memory = Memory(
         stored=sum(t.nbytes for t in checkpoint.source.tensors.values()),
-        weights=_backend(options.execute.backend).weight_bytes(checkpoint.source.tensors),
-        buffers=peak_bytes(program, budget, budget, min(budget, logits_at_once(program.vocab))),
+        weights=backend.weight_bytes(announced),
+        buffers=backend.buffer_bytes(program, announced, budget, budget, min(budget, logits_at_once(program.vocab))),
         pool=shape,
         token=len(program.kv.groups) * shape.block_bytes // BLOCK,
     )
     limits = Limits(context=context, vocab=program.vocab, pool_tokens=blocks.most_tokens)
-    return Blueprint(checkpoint, program, options, granted, memory, limits)
+    members = tuple(backend.members(program, announced))
+    return Blueprint(checkpoint, program, options, granted, memory, limits, members, backend.because)
 
 
 def _pool(program: Program, options: Options, context: int) -> tuple[PoolShape, Blocks]:
@@ -117,11 +131,22 @@ def _pool(program: Program, options: Options, context: int) -> tuple[PoolShape, 
     return dataclasses.replace(one, blocks=count), Blocks(count, windows)
 
 
-def _backend(name: str) -> Backend:
-    """The backend of that name; importing it brings what it computes with."""
-    from headrace.program.torch_backend import TorchBackend
+def _backend(options: ExecuteOptions) -> Backend:
+    """The backend of that name; importing it brings what it computes with. OptionError where it cannot run here."""
+    if options.backend == "torch":
+        try:
+            from headrace.program.torch_backend import TorchBackend
+        except ModuleNotFoundError as error:
+            raise OptionError(
+                "backend torch needs PyTorch: pip install 'headrace[torch]'; or leave the option out", "backend"
+            ) from error
+        return TorchBackend()
+    from headrace.program.native_backend import NativeBackend
 
-    return {"torch": TorchBackend}[name]()
+    try:
+        return NativeBackend(options.isa, fuse=options.fusion)
+    except ValueError as error:
+        raise OptionError(str(error), "isa") from error
 
 
 def _let_threads_sleep() -> None:
@@ -207,19 +232,27 @@ def load(
 
     Options are those of `config.Options`, flat. Raises ModelNotFoundError, ModelFileError or OptionError.
     """
-    _let_threads_sleep()
     tell = progress or silent
     chosen = Options.of(**options)
+    if chosen.execute.backend == "torch":
+        _let_threads_sleep()
     plan = plan_engine(resolve(model, progress=tell), chosen)
     program, checkpoint = plan.program, plan.checkpoint
     pool = Pool(plan.memory.pool)
-    runner = _backend(plan.options.execute.backend).load(
-        program,
-        load_weights(checkpoint),
-        pool,
-        plan.threads.count,
-        lambda done, total: tell(f"loading {checkpoint.name}", done, total),
+    loading = plan.options.loading
+    store = (
+        WeightCache(checkpoint, most_bytes=loading.weight_cache_bytes, threads=plan.threads.count)
+        if loading.weight_cache
+        else None
     )
+
+    def taken(done: int, total: int) -> None:
+        checkpoint.source.forget()  # a weight that was taken over is not needed in memory twice
+        tell(f"loading {checkpoint.name}", done, total)
+
+    weights = load_weights(checkpoint)
+    runner = _backend(plan.options.execute).load(program, weights, pool, plan.threads.count, taken, store)
+    log.info("%s is loaded: %s", checkpoint.name, resident() or "its memory is not known")
     scheduler = Scheduler(
         Blocks(plan.memory.pool.blocks, [group.window for group in program.kv.groups]),
         budget=plan.options.scheduler.budget,
@@ -228,7 +261,8 @@ def load(
         eos=checkpoint.eos,
         text=lambda params: _text(checkpoint, params),
     )
-    executor = LocalExecutor(runner, pool, program.kv, program.vocab)
+    sampling = NativeSampling(plan.options.execute.isa or isas()[0])
+    executor = LocalExecutor(runner, pool, program.kv, program.vocab, sampling)
     return Loaded(plan, Engine(executor, scheduler, deliver=deliver))
 
 

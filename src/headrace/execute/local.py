@@ -14,7 +14,8 @@ import numpy as np
 from headrace.cache.pool import Pool
 from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.execute.sampler import Answer, Ask, Draw, SamplingState, Score, reduce
-from headrace.ops.sampling import MAX_VOCAB
+from headrace.ops import sampling
+from headrace.ops.sampling import MAX_VOCAB, Sampling
 from headrace.program.backend import Batch, Runner
 from headrace.program.program import KVLayout
 
@@ -93,13 +94,16 @@ class LocalExecutor:
     A row whose logits are not finite gets an `error`, its neighbours their results.
     """
 
-    def __init__(self, runner: Runner, pool: Pool, layout: KVLayout, vocab: int) -> None:
-        """`vocab` is the width of the logits."""
+    def __init__(
+        self, runner: Runner, pool: Pool, layout: KVLayout, vocab: int, arithmetic: Sampling = sampling
+    ) -> None:
+        """`vocab` is the width of the logits; `arithmetic` chooses tokens."""
         if not 0 < vocab <= MAX_VOCAB:
             raise ValueError(f"the sampler handles logits of 1 to {MAX_VOCAB} tokens, not {vocab}")
         self._runner = runner
         self._pool = pool
         self._vocab = vocab
+        self._arithmetic = arithmetic
         self._block = pool.shape.block
         self._groups = len(layout.groups)
         self._windows = [(g, group.window) for g, group in enumerate(layout.groups) if group.window is not None]
@@ -205,7 +209,7 @@ class LocalExecutor:
         answers: list[Answer] = []
         for first in range(0, len(asks), most):
             logits = self._runner.logits(hidden[first : first + most])
-            answers += reduce(logits, asks[first : first + most])
+            answers += reduce(logits, asks[first : first + most], self._arithmetic)
         return answers
 
 

@@ -2,7 +2,8 @@
 
 Owns `SamplingState` (built from an `Admission` alone, so that a preempted request goes on as if nothing had happened)
 and `reduce`, which turns lines of logits into answers. Each line is answered from itself and its own state: who else is
-in the call cannot matter. Knows no rows, tables or programs; the arithmetic is `headrace.ops.sampling`'s.
+in the call cannot matter. Knows no rows, tables or programs; the arithmetic is `headrace.ops.sampling`'s, or that of
+another implementation of its `Sampling`, which gives the same bits.
 
 The steps, for one line of logits (all float32; each is one IEEE operation per token, rounded to nearest even):
 
@@ -25,6 +26,7 @@ log-probabilities of a prompt are always those of the model's own logits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -32,7 +34,7 @@ import numpy as np
 
 from headrace.execute.plan import Admission, TokenLogprob
 from headrace.ops import sampling
-from headrace.ops.sampling import Floats
+from headrace.ops.sampling import Floats, Knobs, Sampling
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this one are greedy."""
@@ -164,6 +166,10 @@ class SamplingState:
             self._first_number = first
         return self._numbers[index - first]
 
+    def knobs(self, index: int) -> Knobs:
+        """How that token of the answer is drawn."""
+        return Knobs(self.temperature, self.top_k, self.top_p, self.min_p, self.number(index))
+
     def touches(self, index: int) -> bool:
         """Do steps 2 to 4 change anything at this token of the answer?"""
         return bool(index < self.min_tokens or self.penalties or self._bias_ids.size)
@@ -218,27 +224,35 @@ class Answer(NamedTuple):
     error: str | None = None
 
 
-def reduce(logits: Floats, asks: Sequence[Ask]) -> list[Answer]:
+def reduce(logits: Floats, asks: Sequence[Ask], arithmetic: Sampling = sampling) -> list[Answer]:
     """One answer for each line of float32 [n, vocab], which is overwritten."""
-    likeliest, peaks = sampling.peaks(logits)
-    finite = np.isfinite(peaks)
-    if finite.all() and all(isinstance(ask, Draw) and ask.state.plain for ask in asks):
-        return [Answer(token) for token in likeliest.tolist()]
+    if all(isinstance(ask, Draw) and ask.state.plain for ask in asks):
+        tokens, peaks = arithmetic.peaks(logits)
+    else:
+        tokens, peaks = arithmetic.pick(logits, [_knobs(ask) for ask in asks])
     answers = []
-    for line, ask, token, peak, good in zip(
-        logits, asks, likeliest.tolist(), peaks.tolist(), finite.tolist(), strict=True
-    ):
-        if not good:
+    for line, ask, token, peak in zip(logits, asks, tokens.tolist(), peaks.tolist(), strict=True):
+        if not math.isfinite(peak):
             answers.append(Answer(error=NOT_FINITE))
         elif isinstance(ask, Score):
-            answers.append(Answer(logprob=_score(line, peak, 1.0, ask.token, ask.top)))
+            answers.append(Answer(logprob=_score(arithmetic, line, peak, 1.0, ask.token, ask.top)))
+        elif ask.state.plain:
+            answers.append(Answer(token))
         else:
-            answers.append(_draw(line, ask, token, peak))
+            answers.append(_draw(arithmetic, line, ask, token, peak))
     return answers
 
 
-def _draw(line: Floats, ask: Draw, likeliest: int, peak: float) -> Answer:
-    """The whole order of steps for one line whose raw logits are good."""
+def _knobs(ask: Ask) -> Knobs | None:
+    """What the model's own logits are drawn with; None where they are not drawn from."""
+    if isinstance(ask, Score) or ask.state.greedy:
+        return None
+    index = ask.state.index(ask.ahead)
+    return None if ask.state.touches(index) else ask.state.knobs(index)
+
+
+def _draw(arithmetic: Sampling, line: Floats, ask: Draw, token: int, peak: float) -> Answer:
+    """The whole order of steps for one line whose raw logits are good; `token` is theirs, if nothing touches them."""
     state = ask.state
     index = state.index(ask.ahead)
     raw, raw_peak = line, peak
@@ -246,26 +260,17 @@ def _draw(line: Floats, ask: Draw, likeliest: int, peak: float) -> Answer:
         if state.raw and state.logprobs is not None:
             raw = line.copy()
         state.touch(line, ask.ahead)
-        likeliest = int(line.argmax())
-        peak = float(line[likeliest])
+        tokens, peaks = arithmetic.pick(line[None], [None if state.greedy else state.knobs(index)])
+        token, peak = int(tokens[0]), float(peaks[0])
         if peak == -np.inf:
             return Answer(error=NOTHING_LEFT)
-    if state.greedy:
-        token = likeliest
-    else:
-        token = sampling.choose(
-            line, peak, state.temperature,
-            top_k=state.top_k, top_p=state.top_p, min_p=state.min_p, number=state.number(index),
-        )  # fmt: skip
     if state.logprobs is None:
         return Answer(token)
     if state.raw:
-        return Answer(token, _score(raw, raw_peak, 1.0, token, state.logprobs))
-    return Answer(token, _score(line, peak, 1.0 if state.greedy else state.temperature, token, state.logprobs))
+        return Answer(token, _score(arithmetic, raw, raw_peak, 1.0, token, state.logprobs))
+    temperature = 1.0 if state.greedy else state.temperature
+    return Answer(token, _score(arithmetic, line, peak, temperature, token, state.logprobs))
 
 
-def _score(line: Floats, peak: float, temperature: float, token: int, top: int) -> TokenLogprob:
-    best = sampling.top(line, top)
-    total = sampling.log_total(line, peak, temperature)
-    own, *others = sampling.logprobs(line[np.append(token, best)], peak, temperature, total).tolist()
-    return TokenLogprob(token, own, sampling.rank(line, token), tuple(zip(best.tolist(), others, strict=True)))
+def _score(arithmetic: Sampling, line: Floats, peak: float, temperature: float, token: int, top: int) -> TokenLogprob:
+    return TokenLogprob(token, *arithmetic.score(line, peak, temperature, token, top))

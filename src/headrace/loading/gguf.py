@@ -14,7 +14,7 @@ from headrace.formats import FORMATS
 from headrace.formats.format import Format
 from headrace.loading.choice import split
 from headrace.loading.gguf_header import Header, read_header
-from headrace.loading.mapped import Budget, map_file, mapped_bytes
+from headrace.loading.mapped import Budget, FileState, forget, map_known, mapped_bytes
 from headrace.loading.source import TensorInfo
 
 
@@ -36,13 +36,14 @@ class GGUF:
         self.path = Path(path)
         self.metadata: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {}
+        files: dict[Path, FileState] = {}
         self._maps: list[mmap.mmap] = []
         tensors: dict[str, TensorInfo] = {}
         self._places: dict[str, tuple[int, int]] = {}
         budget = Budget()
         parts = _parts(self.path)
         for number, part in enumerate(parts):
-            data = map_file(part)
+            data, files[part] = map_known(part)
             budget.allow(len(data))
             header = read_header(part, data, budget)
             _check_part(part, header, number, len(parts))
@@ -55,6 +56,7 @@ class GGUF:
                 self.metadata = header.metadata
             self._maps.append(data)
         self.tensors = tensors
+        self.files: Mapping[Path, FileState] = files
         expected = _count(parts[0], self.metadata, "split.tensors.count", len(tensors))
         if expected != len(tensors):
             raise ModelFileError(parts[0], f"split.tensors.count is {expected}, but all parts hold {len(tensors)}")
@@ -69,6 +71,10 @@ class GGUF:
         form = FORMATS[info.format]
         lines = (*info.shape[:-1], form.line_bytes(info.shape[-1]))
         return form(info.shape, mapped_bytes(self._maps[part], start, lines))
+
+    def forget(self) -> None:
+        """Gives memory back that reading tensors took; they stay valid and are read from disk again where needed."""
+        forget(self._maps)
 
     def close(self) -> None:
         """Lets go of the files. Tensors and arrays handed out stay valid."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -16,16 +19,43 @@ import numpy as np
 
 from headrace.errors import ModelFileError
 
+HUGE = 2 << 20
+"""Bytes of a huge page on x86-64, and on Arm where the others have 4 KiB."""
+
 HEADER_BYTES = 48 << 20
 """Memory that headers may take, above the sizes of the files themselves."""
+
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14; the mmap module has no name for it."""
 
 HEADER_WORK = 3_000_000
 """Work that headers may cause, in units of about 100 ns."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """Which file it is and when it was last changed, as the system tells."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """Of the last change of any kind. Unlike `mtime_ns` no program can set it back."""
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileState:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
 def map_file(path: Path) -> mmap.mmap:
     """The whole file, mapped read-only. ModelFileError for whatever is not a readable regular file with something in
     it; never blocks, also not on a pipe without a writer."""
+    return map_known(path)[0]
+
+
+def map_known(path: Path) -> tuple[mmap.mmap, FileState]:
+    """`map_file`, and the state of the very file that is mapped."""
     try:
         _refuse_special(path, os.stat(path).st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -34,7 +64,7 @@ def map_file(path: Path) -> mmap.mmap:
             _refuse_special(path, found.st_mode)
             if not found.st_size:
                 raise ModelFileError(path, "is empty (0 bytes)")
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), FileState.of(found)
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -52,6 +82,22 @@ def mapped_bytes(data: mmap.mmap, start: int, shape: tuple[int, ...]) -> np.ndar
     if not size:
         return np.empty(shape, np.uint8)
     return np.frombuffer(data, np.uint8, size, start).reshape(shape)
+
+
+def forget(maps: Iterable[mmap.mmap]) -> None:
+    """Gives the memory of mapped pages back to the system; what is touched again is read again."""
+    for data in maps:
+        data.madvise(mmap.MADV_DONTNEED)
+
+
+def map_shared(descriptor: int, nbytes: int) -> np.ndarray:
+    """uint8 [nbytes], read-only: the first bytes of a file of our own, all read in, on huge pages if the system likes.
+    Every process that maps it shares them. OSError where it cannot be mapped."""
+    data = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    for advice in (mmap.MADV_HUGEPAGE, _POPULATE_READ):
+        with suppress(OSError):  # a kernel that knows neither maps the file all the same
+            data.madvise(advice)
+    return np.frombuffer(data, np.uint8)
 
 
 class Budget:

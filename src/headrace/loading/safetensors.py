@@ -24,7 +24,7 @@ from headrace.formats.format import Format
 from headrace.loading import choice
 from headrace.loading.bounded_json import parse_json_object, read_json_object
 from headrace.loading.choice import INDEX
-from headrace.loading.mapped import Budget, map_file, mapped_bytes
+from headrace.loading.mapped import Budget, FileState, forget, map_known, mapped_bytes
 from headrace.loading.source import PlacedTensor, TensorInfo
 
 CONFIG = "config.json"
@@ -68,12 +68,13 @@ class Safetensors:
         weight_map = _weight_map(self.path, budget) if choice.needs_index(listed) else None
         names = sorted(set(weight_map.values())) if weight_map is not None else _unindexed(self.path, listed)
         tensors: dict[str, TensorInfo] = {}
+        states: dict[Path, FileState] = {}
         self._maps: list[mmap.mmap] = []
         self._places: dict[str, tuple[int, int]] = {}
         files: dict[str, str] = {}
         for number, name in enumerate(names):
             path = self.path / name
-            data = map_file(path)
+            data, states[path] = map_known(path)
             budget.allow(len(data))
             for tensor in _read_header(path, data, budget):
                 own = tensor.info.name
@@ -86,6 +87,7 @@ class Safetensors:
         if weight_map is not None:
             _check_index(self.path / INDEX, weight_map, files)
         self.tensors: Mapping[str, TensorInfo] = tensors
+        self.files: Mapping[Path, FileState] = states
 
     def read(self, name: str) -> Format:
         """The tensor, its data a read-only view of the mapped file, which it keeps alive. KeyError for an unknown name,
@@ -102,6 +104,10 @@ class Safetensors:
         form = FORMATS[info.format]
         lines = (*info.shape[:-1], form.line_bytes(info.shape[-1] if info.shape else 1))
         return form(info.shape, mapped_bytes(self._maps[number], start, lines))
+
+    def forget(self) -> None:
+        """Gives memory back that reading tensors took; they stay valid and are read from disk again where needed."""
+        forget(self._maps)
 
     def close(self) -> None:
         """Lets go of the files. Tensors handed out stay valid."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.formats.format import Format
+from headrace.loading.mapped import FileState
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,15 @@ class Source(Protocol):
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, Any]
     """GGUF key-values; for a folder the contents of config.json."""
+    files: Mapping[Path, FileState]
+    """The files that hold tensors, as they were when they were mapped."""
 
     def read(self, name: str) -> Format:
         """The tensor, its data a read-only view of the mapped file, which it keeps alive. KeyError for an unknown name,
         ValueError after `close`."""
+
+    def forget(self) -> None:
+        """Gives memory back that reading tensors took; they stay valid and are read from disk again where needed."""
 
     def close(self) -> None:
         """Lets go of the files. Tensors handed out stay valid."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops import signatures
 from headrace.ops.op import Case, KVCase, Op
 
 WORKSPACE = 1 << 24
@@ -215,13 +216,5 @@ def _attend_cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(name, (queries,), attrs={"scale": 0.3, "softcap": shape.softcap}, kv=kv)
 
 
-STORE = Op("store", ("keys", "values"), store, _store_cases, 0.0, output=False, kv=True)
-ATTEND = Op(
-    "attend",
-    ("queries",),
-    attend,
-    _attend_cases,
-    3e-6,
-    attrs={"scale": (float,), "softcap": (float, type(None))},
-    kv=True,
-)
+STORE = Op(signatures.STORE, store, _store_cases, 0.0)
+ATTEND = Op(signatures.ATTEND, attend, _attend_cases, 3e-6)

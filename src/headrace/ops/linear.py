@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops import signatures
 from headrace.ops.op import Case, Op
 
 
@@ -24,4 +25,4 @@ def _cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(name + " with bias", (x,), (weight, rng.standard_normal(outputs, np.float32)))
 
 
-LINEAR = Op("linear", ("x",), linear, _cases, 2e-6, weights=("weight", "bias"), optional=1)
+LINEAR = Op(signatures.LINEAR, linear, _cases, 2e-6)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops import signatures
 from headrace.ops.op import Case, Op
 
 
@@ -36,6 +37,4 @@ def _cases(rng: np.random.Generator) -> Iterator[Case]:
     yield Case("outlier", (outlier,), (np.ones(32, np.float32),), {"eps": 1e-6, "offset": 0.0})
 
 
-RMS_NORM = Op(
-    "rms_norm", ("x",), rms_norm, _cases, 1e-6, weights=("weight",), attrs={"eps": (float,), "offset": (float,)}
-)
+RMS_NORM = Op(signatures.RMS_NORM, rms_norm, _cases, 1e-6)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from headrace.ops.signatures import Signature
+
 Implementation = Callable[..., Any]
 """Called with the inputs and weights in the signature's order, then the attributes (and `index`, `pool` where the
 operation reads or writes keys and values) by keyword; returns the output, or None where there is none."""
@@ -44,26 +46,14 @@ class KVCase:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One kind of operation."""
+    """One kind of operation: what it is, who computes it, and how that is judged."""
 
-    kind: str
-    inputs: tuple[str, ...]
-    """Names of its input buffers, in order."""
+    signature: Signature
     reference: Implementation
     """In PyTorch: the readable definition."""
     cases: Callable[[np.random.Generator], Iterator[Case]]
     """Calls that every implementation is tested with."""
     tolerance: float
     """Largest difference allowed between an implementation and exact arithmetic, as a share of the largest |value|."""
-    weights: tuple[str, ...] = ()
-    """Names of its weights, in order."""
-    optional: int = 0
-    """How many of the last weights may be left out."""
-    attrs: Mapping[str, tuple[type, ...]] = field(default_factory=dict)
-    """Names of its attributes and the types they may have."""
-    output: bool = True
-    """Whether it writes a buffer."""
-    kv: bool = False
-    """Whether it reads or writes the KV pool; it then takes `index` (a `KVIndex`) and `pool` by keyword."""
     implementations: Mapping[str, Implementation] = field(default_factory=dict)
-    """Other implementations by name."""
+    """Other implementations in Python by name; the native kernels are tested with the same cases."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops import signatures
 from headrace.ops.op import Case, Op
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,6 +56,6 @@ def _softcap_cases(rng: np.random.Generator) -> Iterator[Case]:
     yield Case("plain", _pair(rng, 20.0)[:1], attrs={"cap": 30.0})
 
 
-ADD = Op("add", ("x", "y"), add, _add_cases, 1e-7)
-GATED = Op("gated", ("gate", "up"), gated, _gated_cases, 1e-6, attrs={"activation": (str,)})
-SOFTCAP = Op("softcap", ("x",), softcap, _softcap_cases, 1e-6, attrs={"cap": (float,)})
+ADD = Op(signatures.ADD, add, _add_cases, 1e-7)
+GATED = Op(signatures.GATED, gated, _gated_cases, 1e-6)
+SOFTCAP = Op(signatures.SOFTCAP, softcap, _softcap_cases, 1e-6)

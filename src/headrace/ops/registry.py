@@ -1,4 +1,4 @@
-"""Every kind of operation there is. Importing this imports PyTorch: only who computes does so."""
+"""Every kind of operation with its reference. Importing this imports PyTorch: only who computes with it does so."""
 
 from __future__ import annotations
 
@@ -13,5 +13,6 @@ from headrace.ops.rotary import ANGLES, ROTATE
 from headrace.ops.tokens import EMBED, SELECT
 
 OPS: Mapping[str, Op] = {
-    op.kind: op for op in (EMBED, SELECT, LINEAR, RMS_NORM, ANGLES, ROTATE, STORE, ATTEND, GATED, ADD, SOFTCAP)
+    op.signature.kind: op
+    for op in (EMBED, SELECT, LINEAR, RMS_NORM, ANGLES, ROTATE, STORE, ATTEND, GATED, ADD, SOFTCAP)
 }

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops import signatures
 from headrace.ops.op import Case, Op
 
 
@@ -48,5 +49,5 @@ def _rotate_cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(name, (x, turns), attrs={"dim": dim})
 
 
-ANGLES = Op("angles", ("positions",), angles, _angles_cases, 2e-7, weights=("frequencies",), attrs={"factor": (float,)})
-ROTATE = Op("rotate", ("x", "turns"), rotate, _rotate_cases, 5e-7, attrs={"dim": (int,)})
+ANGLES = Op(signatures.ANGLES, angles, _angles_cases, 2e-7)
+ROTATE = Op(signatures.ROTATE, rotate, _rotate_cases, 5e-7)

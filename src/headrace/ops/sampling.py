@@ -11,6 +11,8 @@ where `peak` is the row's largest logit and E is the float32 polynomial of `weig
 are the same in any order, so totals, nuclei and draws do not depend on how the work was tiled, on the instruction set
 or on threads. Thresholds and draws are integer comparisons. Nothing here calls a library's exp or log.
 
+`Sampling` is what the sampler calls. This module is one, and the definition: another one gives the same bits.
+
 Float steps are single IEEE operations, rounded to nearest even, never fused and with denormals kept; each docstring
 says in which type. A row of logits is float32 [vocab], 1 <= vocab <= MAX_VOCAB, its peak finite, without NaN and +inf;
 -inf is a token that cannot be chosen. **Likelier** always means: larger logit, among equal logits the lower id.
@@ -19,7 +21,9 @@ says in which type. A row of logits is float32 [vocab], 1 <= vocab <= MAX_VOCAB,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +43,27 @@ FLOAT32_MIN = float(np.finfo(np.float32).tiny)
 
 DRAW = 0
 """Purpose of a random number: the draw of a token."""
+
+
+class Knobs(NamedTuple):
+    """How one line's token is drawn: what `choose` takes."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    number: int
+
+
+class Sampling(Protocol):
+    """The arithmetic of whole lines; the functions of this module say what each does."""
+
+    def peaks(self, logits: Floats) -> tuple[Ints, Floats]: ...
+    def pick(self, logits: Floats, knobs: Sequence[Knobs | None]) -> tuple[Ints, Floats]: ...
+    def score(
+        self, values: Floats, peak: float, temperature: float, token: int, k: int
+    ) -> tuple[float, int, tuple[tuple[int, float], ...]]: ...
+
 
 # E(z): argument reduction by n * ln 2 in two parts (the first exact for every n that occurs), then 1 + r + r*r*q(r).
 _LOG2_E = np.float32(1.4426950408889634)
@@ -281,6 +306,22 @@ def choose(
     return int(ids[order[draw(weight[order], number)]])
 
 
+def pick(logits: Floats, knobs: Sequence[Knobs | None]) -> tuple[Ints, Floats]:
+    """For each of [n, vocab] lines a token, int64 [n], and the line's peak, float32 [n].
+
+    The token is the line's `choose` with its knobs; the likeliest where they are None; and that of `peaks` where the
+    peak is not finite.
+    """
+    ids, found = peaks(logits)
+    for i, (line, peak, given) in enumerate(zip(logits, found.tolist(), knobs, strict=True)):
+        if given and math.isfinite(peak):
+            ids[i] = choose(
+                line, peak, given.temperature,
+                top_k=given.top_k, top_p=given.top_p, min_p=given.min_p, number=given.number,
+            )  # fmt: skip
+    return ids, found
+
+
 # -- log-probabilities -------------------------------------------------------------------------------------------------
 
 
@@ -296,3 +337,13 @@ def logprobs(values: Floats, peak: float, temperature: float, total: float) -> n
     """
     out: npt.NDArray[np.float64] = (values.astype(np.float64) - peak) / min(temperature, FLOAT32_MAX) - total
     return out
+
+
+def score(
+    values: Floats, peak: float, temperature: float, token: int, k: int
+) -> tuple[float, int, tuple[tuple[int, float], ...]]:
+    """Log-probability and `rank` of `token`; the k likeliest, each with its log-probability."""
+    best = top(values, k)
+    total = log_total(values, peak, temperature)
+    own, *others = logprobs(values[np.append(token, best)], peak, temperature, total).tolist()
+    return own, rank(values, token), tuple(zip(best.tolist(), others, strict=True))

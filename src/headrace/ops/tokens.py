@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.ops import signatures
 from headrace.ops.op import Case, Op
 
 
@@ -37,5 +38,5 @@ def _select_cases(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(name, (x, np.array(wanted, np.int32)))
 
 
-EMBED = Op("embed", ("tokens",), embed, _embed_cases, 2e-7, weights=("table",), attrs={"scale": (float,)})
-SELECT = Op("select", ("x", "wanted"), select, _select_cases, 0.0)
+EMBED = Op(signatures.EMBED, embed, _embed_cases, 2e-7)
+SELECT = Op(signatures.SELECT, select, _select_cases, 0.0)

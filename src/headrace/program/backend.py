@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,18 @@ class Shaped(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def name(self) -> str:
+        """Of its format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A tensor that is not read yet."""
+
+    shape: tuple[int, ...]
+    name: str
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -41,6 +54,37 @@ class Batch:
     """[wanted] ascending indices into `tokens` whose hidden state is wanted."""
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """A weight and its place among all packed ones."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """How a backend packs the weights of a program: the same layout and the same file give the same bytes."""
+
+    version: str
+    """Of the backend's way to pack."""
+    parts: tuple[PackedPart, ...]
+    nbytes: int
+
+
+class PackedStore(Protocol):
+    """Packed weights of one model, kept between runs."""
+
+    def get(self, layout: PackedLayout) -> np.ndarray | None:
+        """uint8 [layout.nbytes], read-only, from a boundary of 64 bytes on; None where they are not kept."""
+
+    def put(self, layout: PackedLayout, packed: np.ndarray) -> None:
+        """Keep them, if possible. Returns at once; `packed` must not be written to any more."""
+
+
 class Runner(Protocol):
     """A program with its weights, ready."""
 
@@ -56,10 +100,32 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who serves one kind of operation here."""
+
+    operation: str
+    format: str
+    """Of its weight; "" where it has none in a format."""
+    count: int
+    """How often the program has it."""
+    served_by: str
+    how: str
+    """What is special about it, in words."""
+
+
 class Backend(Protocol):
     """Who runs programs."""
 
     name: str
+    because: str
+    """Why this member of it, in words."""
+
+    def lacks(self, program: Program) -> str | None:
+        """Why it cannot run this program; None: it can."""
+
+    def members(self, program: Program, weights: Mapping[str, Shaped]) -> list[Member]:
+        """Who serves each kind of operation and format, in the program's order."""
 
     def load(
         self,
@@ -68,8 +134,31 @@ class Backend(Protocol):
         pool: Pool,
         threads: int,
         progress: BytesTaken | None = None,
+        store: PackedStore | None = None,
     ) -> Runner:
-        """Take the weights over (they may be views of a mapped file, which is not needed afterwards)."""
+        """Take the weights over (they may be views of a mapped file, which is not needed afterwards). `store` may have
+        them packed already; a backend that does not pack leaves it alone."""
 
     def weight_bytes(self, weights: Mapping[str, Shaped]) -> int:
         """Memory the weights will take once loaded."""
+
+    def buffer_bytes(
+        self, program: Program, weights: Mapping[str, Shaped], tokens: int, wanted: int, at_once: int
+    ) -> int:
+        """Memory of the buffers of a step of so many tokens, so many of them wanted, their logits made `at_once` at a
+        time."""
+
+
+def count_members(
+    program: Program, weights: Mapping[str, Shaped], served_by: str, how: Callable[[str, Shaped | None], str]
+) -> list[Member]:
+    """One member for each kind of operation and format of matrix in a program; `how` describes it."""
+    counts: Counter[tuple[str, str]] = Counter()
+    words: dict[tuple[str, str], str] = {}
+    for op in (*program.body, *program.head):
+        weight = weights.get(op.weights[0]) if op.weights else None
+        matrix = weight if weight is not None and len(weight.shape) == 2 else None
+        key = (op.kind, matrix.name if matrix is not None else "")
+        counts[key] += 1
+        words.setdefault(key, how(op.kind, matrix))
+    return [Member(kind, name, count, served_by, words[kind, name]) for (kind, name), count in counts.items()]

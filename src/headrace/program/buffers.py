@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.program.program import POSITIONS, TOKENS, WANTED, Extent, Operation, Program
+from headrace.program.program import POSITIONS, TOKENS, WANTED, Buffer, Extent, Operation, Program
+
+Region = Sequence[Operation]
+"""Operations that may run side by side or row by row: what one of them uses lives as long as the whole region."""
 
 BYTES = 4
 """Of one number in a buffer."""
@@ -29,37 +32,40 @@ class BufferPlan:
     slot_of: dict[str, int]
     """Buffer name to its slot."""
     dies: tuple[tuple[str, ...], ...]
-    """For each operation the buffers that nobody reads after it."""
+    """For each region the buffers that nobody reads after it."""
 
     def bytes_per(self, extent: Extent) -> int:
         return BYTES * sum(s.width for s in self.slots if s.extent is extent)
 
 
-def last_uses(ops: Sequence[Operation], keep: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """For each operation the buffers that it reads or writes and nobody uses afterwards, `keep` excepted."""
+def last_uses(regions: Sequence[Region], keep: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each region the buffers that it reads or writes and nobody uses afterwards, `keep` excepted."""
     seen = set(keep)
     dies: list[tuple[str, ...]] = []
-    for op in reversed(ops):
-        names = dict.fromkeys((*op.inputs, *(() if op.output is None else (op.output,))))
+    for region in reversed(regions):
+        names = dict.fromkeys(n for op in region for n in (*op.inputs, *(() if op.output is None else (op.output,))))
         dies.append(tuple(name for name in names if name not in seen))
         seen.update(names)
     return tuple(reversed(dies))
 
 
-def plan_buffers(program: Program, ops: Sequence[Operation], given: Sequence[str], keep: Sequence[str]) -> BufferPlan:
-    """Give every buffer of `ops` a slot that no other live buffer has; an output never shares with its inputs.
+def plan_buffers(
+    buffers: Mapping[str, Buffer], regions: Sequence[Region], given: Sequence[str], keep: Sequence[str]
+) -> BufferPlan:
+    """Give every buffer of the regions a slot that no other live buffer has; an output never shares with its inputs.
 
-    `given` are written before the first operation; `keep` outlive the last. The widest buffers choose first (Pisarchyk
-    and Lee 2020, greedy by size), so a slot never has to grow.
+    `given` are there before the first region; `keep` outlive the last; what is both has a slot of its own. The widest
+    buffers choose first (Pisarchyk and Lee 2020, greedy by size), so a slot never has to grow.
     """
-    dies = last_uses(ops, keep)
-    born = dict.fromkeys(given, -1) | {op.output: i for i, op in enumerate(ops) if op.output is not None}
-    last = dict.fromkeys(born, len(ops)) | {name: i for i, names in enumerate(dies) for name in names}
+    dies = last_uses(regions, keep)
+    born = {op.output: i for i, region in enumerate(regions) for op in region if op.output is not None}
+    born |= dict.fromkeys(given, -1)
+    last = dict.fromkeys(born, len(regions)) | {name: i for i, names in enumerate(dies) for name in names}
     slots: list[Slot] = []
     lives: list[list[tuple[int, int]]] = []
     slot_of: dict[str, int] = {}
-    for name in sorted(born, key=lambda n: (-program.buffers[n].width, born[n])):
-        buffer, life = program.buffers[name], (born[name], last[name])
+    for name in sorted(born, key=lambda n: (-buffers[n].width, born[n])):
+        buffer, life = buffers[name], (born[name], last[name])
         free = (
             number for number, slot in enumerate(slots) if slot.extent is buffer.extent and _free(lives[number], life)
         )
@@ -78,19 +84,21 @@ def _free(lives: Sequence[tuple[int, int]], life: tuple[int, int]) -> bool:
     return (at == 0 or lives[at - 1][1] < life[0]) and (at == len(lives) or lives[at][0] > life[1])
 
 
+GIVEN = (TOKENS.name, POSITIONS.name, WANTED.name)
+
+
 def body_plan(program: Program) -> BufferPlan:
-    given = (TOKENS.name, POSITIONS.name, WANTED.name)
-    return plan_buffers(program, program.body, given, (program.hidden,))
+    """One operation after the other."""
+    return plan_buffers(program.buffers, [(op,) for op in program.body], GIVEN, (program.hidden,))
 
 
 def head_plan(program: Program) -> BufferPlan:
-    return plan_buffers(program, program.head, (program.hidden,), (program.logits,))
+    return plan_buffers(program.buffers, [(op,) for op in program.head], (program.hidden,), (program.logits,))
 
 
-def peak_bytes(program: Program, tokens: int, wanted: int, at_once: int) -> int:
+def peak_bytes(body: BufferPlan, head: BufferPlan, tokens: int, wanted: int, at_once: int) -> int:
     """Bytes of all buffers of a step of so many tokens, of which so many are wanted, their logits made `at_once` at a
     time; an operation's own workspace (the gathered keys and scores of attention) comes on top."""
-    body, head = body_plan(program), head_plan(program)
     return max(
         body.bytes_per(Extent.TOKENS) * tokens + body.bytes_per(Extent.WANTED) * wanted,
         head.bytes_per(Extent.WANTED) * at_once,

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from headrace.ops.op import Op
+from headrace.ops.signatures import SIGNATURES
 from headrace.program.program import POSITIONS, TOKENS, WANTED, Operation, Program
 
 
-def check(program: Program, ops: Mapping[str, Op], weights: Collection[str]) -> None:
+def check(program: Program, weights: Collection[str]) -> None:
     """ValueError, naming the operation, where an operation is unknown, does not fit its signature, reads what nobody
     wrote, writes what is written, or names a weight that is not there."""
     written = {TOKENS.name, POSITIONS.name, WANTED.name}
     for op in program.body:
-        _check(program, op, ops, weights, written)
+        _check(program, op, weights, written)
     written = {program.hidden}
     for op in program.head:
-        _check(program, op, ops, weights, written)
+        _check(program, op, weights, written)
 
 
-def _check(program: Program, op: Operation, ops: Mapping[str, Op], weights: Collection[str], written: set[str]) -> None:
+def _check(program: Program, op: Operation, weights: Collection[str], written: set[str]) -> None:
     where = f"operation {op.kind} → {op.output or f'the pool of layer {op.layer}'}"
-    if op.kind not in ops:
+    if op.kind not in SIGNATURES:
         raise ValueError(f"{where}: no such kind")
-    kind = ops[op.kind]
+    kind = SIGNATURES[op.kind]
     if len(op.inputs) != len(kind.inputs) or (op.output is not None) != kind.output:
         raise ValueError(f"{where}: takes {kind.inputs}, given {op.inputs}")
     if not len(kind.weights) - kind.optional <= len(op.weights) <= len(kind.weights):

@@ -44,7 +44,7 @@ class Operation:
     """One operation: which, on what, with what."""
 
     kind: str
-    """A name in `ops.OPS`."""
+    """A name in `ops.signatures.SIGNATURES`."""
     inputs: tuple[str, ...]
     output: str | None
     """None where it only writes the KV pool."""

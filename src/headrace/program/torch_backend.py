@@ -20,8 +20,8 @@ from headrace.cache.pool import Pool
 from headrace.formats.format import Format
 from headrace.ops.attention import KVIndex
 from headrace.ops.registry import OPS
-from headrace.program.backend import Batch, BytesTaken, Shaped
-from headrace.program.buffers import last_uses
+from headrace.program.backend import Batch, BytesTaken, Member, PackedStore, Shaped, count_members
+from headrace.program.buffers import body_plan, head_plan, last_uses, peak_bytes
 from headrace.program.check import check
 from headrace.program.program import POSITIONS, TOKENS, WANTED, Operation, Program
 
@@ -30,6 +30,13 @@ class TorchBackend:
     """Runs programs by the operations' PyTorch references."""
 
     name = "torch"
+    because = "asked for"
+
+    def lacks(self, program: Program) -> str | None:
+        return None
+
+    def members(self, program: Program, weights: Mapping[str, Shaped]) -> list[Member]:
+        return count_members(program, weights, "torch", lambda kind, weight: "float32")
 
     def load(
         self,
@@ -38,9 +45,10 @@ class TorchBackend:
         pool: Pool,
         threads: int,
         progress: BytesTaken | None = None,
+        store: PackedStore | None = None,
     ) -> TorchRunner:
         """Dense float32 copies of the weights that the program names. Sets PyTorch's threads for the whole process."""
-        check(program, OPS, weights)
+        check(program, weights)
         torch.set_num_threads(threads)
         used = list(dict.fromkeys(name for op in (*program.body, *program.head) for name in op.weights))
         total = sum(weights[name].nbytes for name in used if name in weights)
@@ -59,6 +67,11 @@ class TorchBackend:
     def weight_bytes(self, weights: Mapping[str, Shaped]) -> int:
         """Four bytes per number."""
         return 4 * sum(math.prod(weight.shape) for weight in weights.values())
+
+    def buffer_bytes(
+        self, program: Program, weights: Mapping[str, Shaped], tokens: int, wanted: int, at_once: int
+    ) -> int:
+        return peak_bytes(body_plan(program), head_plan(program), tokens, wanted, at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,7 @@ class TorchRunner:
 
     def _bind(self, ops: Sequence[Operation], weights: Mapping[str, Tensor], keep: str) -> list[_Step]:
         steps = []
-        for op, dies in zip(ops, last_uses(ops, (keep,)), strict=True):
+        for op, dies in zip(ops, last_uses([(op,) for op in ops], (keep,)), strict=True):
             attrs, group = dict(op.attrs), None
             if op.layer is not None:
                 group, slot = self._program.kv.place(op.layer)

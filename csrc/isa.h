@@ -1,0 +1,21 @@
+// Which instruction sets this processor and its system offer.
+
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+
+namespace headrace {
+
+// The usable members, best first; "portable" is always the last.
+std::vector<const Kernels*> members();
+
+// Every member there is, best first, with the reason why it cannot be used here; empty: it can.
+std::vector<std::pair<std::string, std::string>> survey();
+
+// The member of that name. std::invalid_argument, naming the usable ones, where it is none of them.
+const Kernels& member(const std::string& name);
+
+}  // namespace headrace

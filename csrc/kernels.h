@@ -1,0 +1,81 @@
+// What one instruction set offers: a table of kernels on plain memory. Everything above is free of instruction sets.
+//
+// "Row" is one token's line of numbers. Kernels are pure: they read what a task points to and write its outputs; none
+// allocates, throws or keeps state. All must run in the mode of `mode.h`.
+
+#pragma once
+#include "layout.h"
+
+namespace headrace {
+
+struct LinearTask {
+  Weight weight;
+  const float* bias;  // [outputs], or null
+  const uint8_t* x;   // rows as the weight takes them: int8_row_bytes, bf16_row_bytes or float32
+  int64_t x_stride;   // bytes
+  float* y;
+  int64_t y_stride;  // numbers
+};
+
+// Keys and values of one layer: [blocks][key, value][kv_heads][32 x dim] numbers; within a head of a block
+//   bf16: keys [dim / 2][32 tokens][2], values [16 pairs of tokens][dim][2];  f32: keys [dim][32 tokens], values [32][dim].
+// Pairs of numbers that a product adds first lie side by side.
+struct Pool {
+  uint8_t* data;
+  int kv_heads;
+  int dim;    // a multiple of 16, at most kMaxDim
+  bool bf16;  // else float32
+};
+constexpr int kBlock = 32;      // tokens
+constexpr int kSegment = 512;   // positions of one segment of attention
+constexpr int kMaxDim = 256;
+constexpr int kTile = 16;       // query lines computed together at most
+
+struct AttendTask {
+  Pool pool;
+  const float* q;  // rows of heads x dim
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+  int heads;
+  float scale;
+  float softcap;  // 0: none
+  int window;     // 0: none
+};
+
+// A row of kernels' own: so many tokens of one request, consecutive in the step and in position.
+struct Span {
+  int first;           // index of the first token in the step
+  int position;        // of that token
+  const int32_t* table;  // block ids by position / 32
+};
+
+enum class Activation : int { silu, gelu_tanh };
+
+struct Kernels {
+  const char* name;
+  int rows;  // that a linear map keeps in registers
+
+  // The outputs of panels [begin, end) for rows [from, to); by kind of weight.
+  void (*linear[15])(const LinearTask&, int begin, int end, int from, int to);
+  // A row of n float32 as int8 with a scale per 32, or rounded to bfloat16.
+  void (*to_int8)(const float* x, int n, uint8_t* out);
+  void (*to_bf16)(const float* x, int n, uint8_t* out);
+  // x / rms(x) x (weight + offset), stretch by stretch of n.
+  void (*rms_norm)(const float* x, int width, const float* weight, int n, float eps, float offset, float* out);
+  void (*add)(const float* x, const float* y, int n, float* out);
+  void (*scale)(const float* x, float factor, int n, float* out);
+  void (*gated)(const float* gate, const float* up, int n, Activation activation, float* out);
+  void (*softcap)(const float* x, float cap, int n, float* out);
+  // Turn `heads` heads of `dim`: turns is cosines [half], then sines [half].
+  void (*rotate)(const float* x, int heads, int dim, const float* turns, int half, float* out);
+  void (*store)(const Pool& pool, const float* keys, const float* values, int block, int place);
+  // Query lines [from, to) of a span and one key head; line = token x (heads of the group) + head.
+  void (*attend)(const AttendTask& task, const Span& span, int kv_head, int from, int to);
+};
+
+const Kernels& portable_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+
+}  // namespace headrace

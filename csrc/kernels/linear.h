@@ -1,0 +1,186 @@
+// Linear maps: one panel of 16 outputs against one row or several rows of activations.
+//
+// A row's result never depends on how many rows share a call: each row has its own accumulator and meets the groups in
+// ascending order. The recipe of a quantized weight, for each group of 32 inputs:
+//     t = float32(sum of code x activation, exact in int32) x d
+//     acc = fma(t, activation scale, acc);  acc = fma(-(sum of activations) x activation scale, m, acc) with minima
+// and for halves with sub-scales of their own (sub = 16) the integers of both are added before the conversion, and
+//     t = fma(float32(sum of -(activations) x sub-minima), dmin, t) with minima (one fma more, no second accumulation).
+
+struct Int8Rows {
+  const uint8_t* base;
+  int64_t stride;
+  int filled;  // codes in a row
+
+  ALWAYS const int8_t* codes(int r) const { return reinterpret_cast<const int8_t*>(base + r * stride); }
+  ALWAYS const ActivationGroup* groups(int r) const {
+    return reinterpret_cast<const ActivationGroup*>(base + r * stride + filled);
+  }
+};
+
+template <int kind, int R>
+ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input, Lanes::F (&acc)[R]) {
+  using C = Codes<kind>;
+  constexpr WeightShape shape = C::kShape;
+  const uint8_t* codes = chunk + shape.codes_at() + g * shape.code_bytes();
+  const Scales<kind> scales = Scales<kind>::of(chunk, g);
+  const int at = input / kGroup;
+  Lanes::I sum[R];
+  for (int r = 0; r < R; ++r) {
+    if constexpr (shape.sub == 16) {
+      sum[r] = Lanes::zero_i();
+    } else {
+      sum[r] = C::kStartsAtZero ? Lanes::zero_i()
+                                : Lanes::template shl<shape.zero_log2>(Lanes::set_i(x.groups(r)[at].codes));
+    }
+  }
+  unroll<shape.sub == 16 ? 4 : 8>([&](auto j) {
+    const Lanes::B code = C::template quad<decltype(j)::value>(codes);
+    for (int r = 0; r < R; ++r) {
+      sum[r] = C::dot(sum[r], code, Lanes::set_quad(x.codes(r) + input + 4 * decltype(j)::value));
+    }
+  });
+  if constexpr (shape.sub == 16) {
+    const Lanes::I low = Lanes::template sra<16>(Lanes::template shl<16>(scales.pair));
+    const Lanes::I high = Lanes::template sra<16>(scales.pair);
+    Lanes::I second[R];
+    for (int r = 0; r < R; ++r) {
+      sum[r] = Lanes::mul_i(sum[r], low);
+      second[r] = Lanes::zero_i();
+    }
+    unroll<4>([&](auto j) {
+      const Lanes::B code = C::template quad<decltype(j)::value + 4>(codes);
+      for (int r = 0; r < R; ++r) {
+        second[r] = C::dot(second[r], code, Lanes::set_quad(x.codes(r) + input + 16 + 4 * decltype(j)::value));
+      }
+    });
+    for (int r = 0; r < R; ++r) sum[r] = Lanes::add_i(sum[r], Lanes::mul_i(second[r], high));
+  }
+  for (int r = 0; r < R; ++r) {
+    const ActivationGroup& a = x.groups(r)[at];
+    if constexpr (shape.sub == 16) {
+      int32_t halves;
+      std::memcpy(&halves, a.half, 4);
+      const Lanes::I pair = Lanes::set_i(halves);
+      if constexpr (shape.minima) {
+        const Lanes::I minima = Lanes::dot2(Lanes::zero_i(), scales.minima, pair);
+        const Lanes::F t = Lanes::fma(Lanes::to_float(minima), scales.m, Lanes::mul(Lanes::to_float(sum[r]), scales.d));
+        acc[r] = Lanes::fma(t, Lanes::set(a.scale), acc[r]);
+      } else {
+        const Lanes::I zero = Lanes::template shl<shape.zero_log2>(Lanes::dot2(Lanes::zero_i(), scales.pair, pair));
+        const Lanes::F t = Lanes::mul(Lanes::to_float(Lanes::add_i(sum[r], zero)), scales.d);
+        acc[r] = Lanes::fma(t, Lanes::set(a.scale), acc[r]);
+      }
+    } else {
+      acc[r] = Lanes::fma(Lanes::mul(Lanes::to_float(sum[r]), scales.d), Lanes::set(a.scale), acc[r]);
+      if constexpr (shape.minima) acc[r] = Lanes::fma(Lanes::set(a.sum), scales.m, acc[r]);
+    }
+  }
+}
+
+// acc = row x panel for R rows from `row` on.
+template <int kind, int R>
+NEVER void int8_panel(const uint8_t* panel, int inputs, const Int8Rows& all, int row, Lanes::F (&acc)[R]) {
+  constexpr WeightShape shape = kShapes[kind];
+  const Int8Rows x{all.base + row * all.stride, all.stride, all.filled};
+  Lanes::F sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = Lanes::zero();
+  for (int input = 0; input < inputs; input += shape.inputs(), panel += shape.chunk_bytes()) {
+    const int groups = shape.groups();
+    for (int g = 0; g < groups; ++g) group_dot<kind, R>(panel, g, x, input + g * kGroup, sums);
+  }
+  for (int r = 0; r < R; ++r) acc[r] = sums[r];
+}
+
+// As TDPBF16PS defines it: for each 32 inputs acc + (sum of even products + sum of odd products), the two sums fused
+// multiply-adds from zero in ascending order.
+template <int R>
+NEVER void bf16_panel(const uint8_t* panel, int inputs, const float* rows, int64_t stride, Lanes::F (&acc)[R]) {
+  Lanes::F sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = Lanes::zero();
+  const Lanes::I upper = Lanes::set_i(static_cast<int32_t>(0xffff0000));
+  for (int input = 0; input < inputs; input += 32) {
+    Lanes::F even[R], odd[R];
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = Lanes::zero();
+    for (int p = 0; p < 16; ++p, panel += 64) {
+      const Lanes::I pair = Lanes::load_i(reinterpret_cast<const int32_t*>(panel));
+      const Lanes::F first = Lanes::floats(Lanes::template shl<16>(pair));
+      const Lanes::F second = Lanes::floats(Lanes::and_i(pair, upper));
+      for (int r = 0; r < R; ++r) {
+        const float* x = rows + r * stride + input + 2 * p;
+        even[r] = Lanes::fma(first, Lanes::set(x[0]), even[r]);
+        odd[r] = Lanes::fma(second, Lanes::set(x[1]), odd[r]);
+      }
+    }
+    for (int r = 0; r < R; ++r) sums[r] = Lanes::add(sums[r], Lanes::add(even[r], odd[r]));
+  }
+  for (int r = 0; r < R; ++r) acc[r] = sums[r];
+}
+
+// One output after the other: lane i of the accumulator takes inputs i, 16 + i, ...; then the tree.
+template <bool half, int R>
+NEVER void wide_panel(const uint8_t* panel, int inputs, int outputs, const float* rows, int64_t stride,
+                      Lanes::F (&acc)[R]) {
+  const int64_t line = up(inputs, 16) * (half ? 2 : 4);
+  float out[R][kLanes] = {};
+  for (int o = 0; o < outputs; ++o, panel += line) {
+    Lanes::F sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = Lanes::zero();
+    for (int i = 0; i < inputs; i += 16) {
+      const Lanes::F w = half ? Lanes::load_half(reinterpret_cast<const uint16_t*>(panel) + i)
+                              : Lanes::load(reinterpret_cast<const float*>(panel) + i);
+      const int left = inputs - i;
+      for (int r = 0; r < R; ++r) {
+        const float* x = rows + r * stride + i;
+        sums[r] = Lanes::fma(w, left < 16 ? Lanes::load_first(x, left) : Lanes::load(x), sums[r]);
+      }
+    }
+    for (int r = 0; r < R; ++r) out[r][o] = Lanes::sum(sums[r]);
+  }
+  for (int r = 0; r < R; ++r) acc[r] = Lanes::load(out[r]);
+}
+
+template <int kind, int R>
+ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
+  const Weight& w = t.weight;
+  const uint8_t* at = w.data + panel * w.panel_bytes();
+  const int first = panel * kLanes;
+  const int outputs = w.outputs - first < kLanes ? w.outputs - first : kLanes;
+  Lanes::F acc[R];
+  if constexpr (kind < kQuantized) {
+    int8_panel<kind, R>(at, w.inputs, Int8Rows{t.x, t.x_stride, static_cast<int>(up(w.inputs, 64))}, row, acc);
+  } else {
+    const auto* rows = reinterpret_cast<const float*>(t.x + row * t.x_stride);
+    const int64_t stride = t.x_stride / 4;
+    if constexpr (kind == static_cast<int>(WeightKind::bf16)) {
+      bf16_panel<R>(at, w.inputs, rows, stride, acc);
+    } else {
+      wide_panel<kind == static_cast<int>(WeightKind::f16), R>(at, w.inputs, outputs, rows, stride, acc);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    if (t.bias != nullptr) acc[r] = Lanes::add(acc[r], Lanes::load_first(t.bias + first, outputs));
+    float* y = t.y + (row + r) * t.y_stride + first;
+    if (outputs == kLanes) {
+      Lanes::store(y, acc[r]);
+    } else {
+      Lanes::store_first(y, acc[r], outputs);
+    }
+  }
+}
+
+// The outputs of panels [begin, end) for rows [from, to).
+template <int kind>
+void linear(const LinearTask& t, int begin, int end, int from, int to) {
+  for (int panel = begin; panel < end; ++panel) {
+    int row = from;
+    for (; row + Lanes::kRows <= to; row += Lanes::kRows) linear_rows<kind, Lanes::kRows>(t, panel, row);
+    if constexpr (Lanes::kRows > 4) {
+      if (row + 4 <= to) linear_rows<kind, 4>(t, panel, row), row += 4;
+    }
+    if constexpr (Lanes::kRows > 2) {
+      if (row + 2 <= to) linear_rows<kind, 2>(t, panel, row), row += 2;
+    }
+    if (row < to) linear_rows<kind, 1>(t, panel, row);
+  }
+}

@@ -1,0 +1,228 @@
+#include "replay.h"
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "mode.h"
+#include "pack.h"
+
+namespace headrace {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kPieceBytes = 16 << 10;  // of weights that one piece of a linear map reads, at least
+constexpr int kRowsPerPiece = 128;         // rows of a linear map whose activations stay in a core's cache meanwhile
+constexpr int64_t kSerial = 8 << 10;       // numbers that the caller goes through alone sooner than with others
+
+// Cosine and sine of x >= 0 in float64: x less whole quarter turns, then Taylor's series on [-pi/4, pi/4].
+void turn(double x, double& cosine, double& sine) {
+  const double magic = 6755399441055744.0;  // 1.5 x 2^52
+  const double t = x * 0.63661977236758134 + magic;
+  const double n = t - magic;
+  // pi / 2 in three parts, the first two of 33 bits: their products with n are exact.
+  const double r = ((x - n * 1.5707963267341256) - n * 6.0771005063039597e-11) - n * 2.0222662487959506e-21;
+  const double s = r * r;
+  static constexpr double kSine[] = {-7.6471637318198164e-13, 1.6059043836821613e-10, -2.5052108385441720e-08,
+                                     2.7557319223985893e-06,  -1.9841269841269841e-04, 8.3333333333333332e-03,
+                                     -1.6666666666666666e-01, 1.0};
+  static constexpr double kCosine[] = {4.7794773323873853e-14, -1.1470745597729725e-11, 2.0876756987868099e-09,
+                                       -2.7557319223985888e-07, 2.4801587301587302e-05, -1.3888888888888889e-03,
+                                       4.1666666666666664e-02, -0.5, 1.0};
+  double a = 0.0, b = 0.0;
+  for (const double c : kSine) a = a * s + c;
+  for (const double c : kCosine) b = b * s + c;
+  a *= r;
+  uint64_t bits;
+  std::memcpy(&bits, &t, 8);
+  const int quarter = static_cast<int>(bits & 3);
+  cosine = quarter == 0 ? b : quarter == 1 ? -a : quarter == 2 ? -b : a;
+  sine = quarter == 0 ? a : quarter == 1 ? b : quarter == 2 ? -a : -b;
+}
+
+// float32(position) x frequency is the angle.
+void angles(int position, const float* frequencies, int half, float factor, float* out) {
+  for (int i = 0; i < half; ++i) {
+    const float angle = static_cast<float>(position) * frequencies[i];
+    double cosine, sine;
+    turn(static_cast<double>(angle), cosine, sine);
+    out[i] = static_cast<float>(cosine) * factor;
+    out[half + i] = static_cast<float>(sine) * factor;
+  }
+}
+
+int ceil_div(int64_t n, int64_t by) { return static_cast<int>((n + by - 1) / by); }
+
+}  // namespace
+
+uint8_t* reserve(int64_t bytes) {
+  const int64_t size = up(bytes > 0 ? bytes : 1, kHugePage);
+  void* p = mmap(nullptr, static_cast<size_t>(size + kHugePage), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  auto* raw = static_cast<uint8_t*>(p);
+  auto* data = reinterpret_cast<uint8_t*>(up(reinterpret_cast<int64_t>(p), kHugePage));
+  if (data > raw) munmap(raw, static_cast<size_t>(data - raw));
+  const int64_t behind = raw + size + kHugePage - (data + size);
+  if (behind > 0) munmap(data + size, static_cast<size_t>(behind));
+#ifdef MADV_HUGEPAGE
+  madvise(data, static_cast<size_t>(size), MADV_HUGEPAGE);  // a wish: without it everything works
+#endif
+  return data;
+}
+
+void release(uint8_t* data, int64_t bytes) {
+  if (data != nullptr) munmap(data, static_cast<size_t>(up(bytes > 0 ? bytes : 1, kHugePage)));
+}
+
+Replayer::~Replayer() { release(arena_, arena_bytes_); }
+
+void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
+  const Mode mode;
+  place(batch, externals);
+  owner_.resize(static_cast<size_t>(batch.tokens));
+  for (int r = 0; r < batch.rows; ++r) {
+    for (int t = batch.offsets[r]; t < batch.offsets[r + 1]; ++t) owner_[t] = r;
+  }
+  for (const Region& region : regions_) {
+    if (count(region.extent, batch) == 0) continue;
+    switch (region.instructions[0].kind) {
+      case Kind::linear: linears(region, batch); break;
+      case Kind::attend: attend(region.instructions[0], batch); break;
+      default: rows(region, batch); break;
+    }
+  }
+}
+
+// Where each slot begins in this run.
+void Replayer::place(const Batch& batch, const std::vector<External>& externals) {
+  int64_t bytes = 0;
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    stride_[s] = slots_[s].stride;
+    at_[s] = nullptr;
+  }
+  for (const External& e : externals) {
+    at_[e.slot] = e.data;
+    stride_[e.slot] = e.stride;
+  }
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    if (at_[s] == nullptr) bytes += up(stride_[s] * count(slots_[s].extent, batch), 64);
+  }
+  if (bytes > arena_bytes_) {
+    release(arena_, arena_bytes_);
+    arena_ = nullptr;
+    arena_bytes_ = 0;
+    arena_ = reserve(bytes);
+    arena_bytes_ = up(bytes, kHugePage);
+  }
+  uint8_t* next = arena_;
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    if (at_[s] != nullptr) continue;
+    at_[s] = next;
+    next += up(stride_[s] * count(slots_[s].extent, batch), 64);
+  }
+}
+
+void Replayer::rows(const Region& region, const Batch& batch) {
+  const int n = count(region.extent, batch);
+  int64_t numbers = 0;
+  for (const Instruction& i : region.instructions) numbers += i.width;
+  const auto some = [&](int from, int to) {
+    for (int r = from; r < to; ++r) {
+      for (const Instruction& i : region.instructions) row(i, batch, r);
+    }
+  };
+  if (numbers * n <= kSerial) return some(0, n);
+  const int each = static_cast<int>(numbers > kSerial ? 1 : kSerial / numbers);
+  threads_->run(ceil_div(n, each), [&](int piece) {
+    const int from = piece * each;
+    some(from, from + each < n ? from + each : n);
+  });
+}
+
+void Replayer::row(const Instruction& i, const Batch& batch, int r) const {
+  switch (i.kind) {
+    case Kind::embed:
+      unpack_line(i.weight, batch.token_ids[r], line(i.out, r));
+      if (i.a != 1.0f) kernels_.scale(line(i.out, r), i.a, i.width, line(i.out, r));
+      break;
+    case Kind::select:
+      std::memcpy(line(i.out, r), line(i.x, batch.wanted_tokens[r]), sizeof(float) * static_cast<size_t>(i.width));
+      break;
+    case Kind::to_int8: kernels_.to_int8(line(i.x, r), i.width, raw(i.out, r)); break;
+    case Kind::to_bf16: kernels_.to_bf16(line(i.x, r), i.width, raw(i.out, r)); break;
+    case Kind::rms_norm: kernels_.rms_norm(line(i.x, r), i.width, i.vector, i.n, i.a, i.b, line(i.out, r)); break;
+    case Kind::angles: angles(batch.positions[r], i.vector, i.m, i.a, line(i.out, r)); break;
+    case Kind::rotate:
+      kernels_.rotate(line(i.x, r), i.width / i.n, i.n, line(i.y, r), i.m, line(i.out, r));
+      break;
+    case Kind::store: {
+      const int position = batch.positions[r];
+      const int block = batch.tables[i.group][int64_t{owner_[r]} * batch.entries[i.group] + position / kBlock];
+      kernels_.store(i.pool, line(i.x, r), line(i.y, r), block, position % kBlock);
+      break;
+    }
+    case Kind::gated: kernels_.gated(line(i.x, r), line(i.y, r), i.width, i.activation, line(i.out, r)); break;
+    case Kind::add: kernels_.add(line(i.x, r), line(i.y, r), i.width, line(i.out, r)); break;
+    case Kind::softcap: kernels_.softcap(line(i.x, r), i.a, i.width, line(i.out, r)); break;
+    case Kind::linear:
+    case Kind::attend: break;
+  }
+}
+
+void Replayer::linears(const Region& region, const Batch& batch) {
+  const int n = count(region.extent, batch);
+  struct Part {
+    LinearTask task;
+    int panels;  // of one piece
+    int end;     // number of the piece after its last
+  };
+  std::vector<Part> parts;
+  parts.reserve(region.instructions.size());
+  int pieces = 0;
+  for (const Instruction& i : region.instructions) {
+    const LinearTask task{i.weight, i.vector, raw(i.x, 0), stride_[i.x], line(i.out, 0), stride_[i.out] / 4};
+    const int64_t bytes = i.weight.panel_bytes() * (n < 8 ? 1 : 4);
+    const int panels = static_cast<int>(bytes >= kPieceBytes ? 1 : kPieceBytes / bytes);
+    pieces += ceil_div(i.weight.panels(), panels);
+    parts.push_back({task, panels, pieces});
+  }
+  threads_->run(pieces * ceil_div(n, kRowsPerPiece), [&](int piece) {
+    const int from = piece / pieces * kRowsPerPiece, to = from + kRowsPerPiece < n ? from + kRowsPerPiece : n;
+    int number = piece % pieces, begin = 0;
+    const Part* part = parts.data();
+    while (number >= part->end) begin = part++->end;
+    number = (number - begin) * part->panels;
+    const Weight& w = part->task.weight;
+    const int end = number + part->panels < w.panels() ? number + part->panels : w.panels();
+    kernels_.linear[static_cast<int>(w.kind)](part->task, number, end, from, to);
+  });
+}
+
+void Replayer::attend(const Instruction& i, const Batch& batch) {
+  const int group = i.heads / i.pool.kv_heads;
+  const AttendTask task{i.pool, line(i.x, 0), stride_[i.x] / 4, line(i.out, 0), stride_[i.out] / 4, i.heads,
+                        i.a, i.b, i.window};
+  const int64_t lines = int64_t{batch.tokens} * group;
+  // A tile for each thread at least, where there are as many lines.
+  const int64_t share = lines * i.pool.kv_heads / (2 * threads_->count());
+  const int most = static_cast<int>(share < 1 ? 1 : share < kTile ? share : kTile);
+  std::vector<Span> spans;
+  std::vector<Tile> tiles;
+  for (int r = 0; r < batch.rows; ++r) {
+    const int first = batch.offsets[r], n = (batch.offsets[r + 1] - first) * group;
+    if (n == 0) continue;
+    spans.push_back({first, batch.positions[first], batch.tables[i.group] + int64_t{r} * batch.entries[i.group]});
+    for (int at = 0; at < n; at += most) {
+      tiles.push_back({static_cast<int>(spans.size()) - 1, at, at + most < n ? at + most : n});
+    }
+  }
+  threads_->run(static_cast<int>(tiles.size()) * i.pool.kv_heads, [&](int piece) {
+    const Tile& t = tiles[static_cast<size_t>(piece / i.pool.kv_heads)];
+    kernels_.attend(task, spans[static_cast<size_t>(t.span)], piece % i.pool.kv_heads, t.from, t.to);
+  });
+}
+
+}  // namespace headrace

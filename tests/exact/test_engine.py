@@ -1,0 +1,107 @@
+"""The promise through the whole engine: tokens, and log-probabilities to the last bit, greedy and seeded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import LLM, RequestOutput, SamplingParams, native
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=4, prompt_logprobs=2)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=33, ignore_eos=True, logprobs=4)
+THREE = SamplingParams(temperature=1.2, seed=-3, n=3, max_tokens=9, ignore_eos=True, logprobs=0)
+
+
+def told(output: RequestOutput) -> tuple[object, ...]:
+    """Everything that was computed."""
+    choices = [(c.token_ids, c.logprobs, c.cumulative_logprob, c.finish_reason) for c in output.outputs]
+    return choices, output.prompt_logprobs
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(4)
+    return [rng.integers(0, 256, int(rng.choice([1, 5, 31, 32, 33, 80]))).tolist() for _ in range(24)]
+
+
+PARAMS = [(GREEDY, SEEDED, THREE)[i % 3] for i in range(24)]
+WAYS: dict[str, dict[str, Any]] = {
+    "two at a time": {"rows": 2, "threads": 2},
+    "seven at a time, budget 16": {"rows": 7, "budget": 16, "threads": 3},
+    "32 at a time, budget 33": {"rows": 32, "budget": 33, "threads": 2},
+    "no fusion": {"rows": 32, "fusion": False, "threads": 2},
+    "one token a step": {"rows": 4, "budget": 1, "threads": 1},
+    **{isa: {"isa": isa, "threads": 2, "budget": 64} for isa in native.isas()[1:]},
+}
+
+
+@pytest.mark.parametrize("name", ["k_quants", "blocks_of_32", "bf16_windows"])
+def test_requests_do_not_see_each_other(name: str, tiny_path: Callable[[str], Path]) -> None:
+    path, common = tiny_path(name), dict[str, Any](weight_cache=False, context=256)
+    with LLM(path, threads=1, pool_bytes=1 << 24, **common) as llm:
+        want = [told(llm.generate(p, params)[0]) for p, params in zip(prompts(), PARAMS, strict=True)]
+        block = llm.model.plan.memory.pool.block_bytes
+        groups = len(llm.model.plan.program.kv.groups)
+    assert len({str(answer) for answer in want}) == 24
+    for way, options in WAYS.items():
+        with LLM(path, pool_bytes=1 << 24, **common, **options) as llm:
+            assert answers(llm) == want, way
+    with LLM(path, pool_bytes=9 * groups * block, threads=2, budget=48, **common) as llm:
+        assert answers(llm) == want, "preempted"
+        assert llm.model.stats().preemptions > 0
+
+
+def answers(llm: LLM) -> list[tuple[object, ...]]:
+    return [told(output) for output in llm.generate(prompts(), PARAMS)]
+
+
+# ---- case P1, on a real model
+
+A = SamplingParams(temperature=0.8, seed=42, max_tokens=16, ignore_eos=True, logprobs=2)
+QUESTION = "The seven colours of the rainbow are"
+OTHERS = ["Once upon a time", "def main():\n", "2 + 2 =", "The capital of France is", "Dear Sir", "It rained", "9 8 7"]
+
+
+def test_p1_a_seeded_request_is_the_same_beside_anyone(smollm2: Path) -> None:
+    with LLM(smollm2, context=512, threads=2, pool_bytes=1 << 27) as llm:
+        first = told(llm.generate(QUESTION, A)[0])
+        greedy = llm.generate(QUESTION, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))[0]
+        assert first[0][0][0] != greedy.outputs[0].token_ids, "the seed must matter"  # type: ignore[index]
+        assert [told(llm.generate(QUESTION, A)[0]) for _ in range(3)] == [first] * 3
+        for seed in (None, 7):
+            beside = SamplingParams(temperature=0.8, seed=seed, max_tokens=12, ignore_eos=True)
+            for _ in range(2):
+                assert told(llm.generate([QUESTION, OTHERS[0]], [A, beside])[0]) == first
+        for place in range(8):
+            batch: list[str] = [*OTHERS[:place], QUESTION, *OTHERS[place:]]
+            unseeded = SamplingParams(temperature=0.8, max_tokens=4 + place, ignore_eos=True)
+            params = [A if p is QUESTION else unseeded for p in batch]
+            assert told(llm.generate(batch, params)[place]) == first, place
+        check_seeds(llm)
+        block = llm.model.plan.memory.pool.block_bytes
+    crowd = [QUESTION, *(f"{text}, and {'so on, ' * 7}" for text in OTHERS)]
+    longer = SamplingParams(temperature=0.8, seed=42, max_tokens=40, ignore_eos=True)
+    with LLM(smollm2, context=512, threads=2, pool_bytes=1 << 27) as llm:
+        alone = [told(llm.generate(text, longer)[0]) for text in crowd[-2:]]
+    with LLM(smollm2, context=512, threads=2, pool_bytes=7 * block) as llm:
+        together = llm.generate(crowd, [A, *[longer] * 7])
+        assert llm.model.stats().preemptions > 0
+        assert told(together[0]) == first
+        assert [told(output) for output in together[-2:]] == alone
+
+
+def check_seeds(llm: LLM) -> None:
+    """n=3 with one seed: three different choices, the same three each time. Seeds at the ends of their range count."""
+
+    def choices(seed: int) -> list[Sequence[int]]:
+        params = SamplingParams(temperature=0.8, seed=seed, n=3, max_tokens=8, ignore_eos=True)
+        return [choice.token_ids for choice in llm.generate(QUESTION, params)[0].outputs]
+
+    seen = {seed: choices(seed) for seed in (0, -5, 42, 2**63 - 1)}
+    for seed, three in seen.items():
+        assert choices(seed) == three
+        assert len({tuple(c) for c in three}) == 3
+    assert len({str(three) for three in seen.values()}) == 4

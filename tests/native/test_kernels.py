@@ -1,0 +1,654 @@
+"""Every operation on every instruction set of this machine, against both its twins: exact arithmetic within a
+tolerance (tests/ops/definitions.py), and the recipe bit for bit (emulated.py). Then what the promise of equal bits
+rests on: rows, threads and sizes do not matter, a number that is not finite stays in its row."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from headrace import native
+from headrace.formats import FORMATS
+from headrace.ops.op import Case, KVCase, Op
+from headrace.ops.registry import OPS
+from tests.native import emulated
+from tests.native.calling import call, converted, linear, packed, stored
+from tests.native.weights import SCALES, random_weight
+from tests.ops.definitions import DEFINITIONS
+from tests.ops.test_ops import MUTATIONS
+
+ISAS = pytest.mark.parametrize("isa", native.isas())
+KINDS = [kind for kind in OPS if kind != "select"]  # which is a copy, and covered by whole models
+BF16_ATTENTION = 6e-3
+"""Tolerance where the pool is bfloat16: queries and probabilities are rounded to its 8 digits too."""
+
+
+def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
+    """-0 is not 0; a NaN is a NaN."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    if got.dtype == np.uint8:
+        return got.tobytes() == want.tobytes()
+    if got.dtype == ml_dtypes.bfloat16:
+        got, want = got.astype(np.float32), want.astype(np.float32)
+    return bool(((got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))).all())
+
+
+def seeded(*of: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr(of).encode()))
+
+
+# ---- the meaning
+
+
+@cache
+def cases(kind: str) -> list[tuple[Case, np.ndarray]]:
+    """With what is exact."""
+    return [(case, DEFINITIONS[kind](case)) for case in OPS[kind].cases(np.random.default_rng(11))]
+
+
+def agrees(op: Op, case: Case, exact: np.ndarray, got: np.ndarray) -> bool:
+    if not op.signature.output:
+        return same_bits(got, exact)
+    rounds = op.signature.kind == "attend" and case.kv is not None and case.kv.pool.dtype != np.float32
+    assert got.dtype == np.float32 and got.shape == exact.shape
+    tolerance = BF16_ATTENTION if rounds else op.tolerance
+    return bool((np.abs(got - exact) <= tolerance * np.abs(exact).max(initial=0.0)).all())
+
+
+@ISAS
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_within_the_tolerance(kind: str, isa: str) -> None:
+    for case, exact in cases(kind):
+        assert agrees(OPS[kind], case, exact, call(kind, case, isa)), case.name
+
+
+@ISAS
+@pytest.mark.parametrize(("kind", "number"), [(kind, n) for kind in KINDS for n in range(len(MUTATIONS[kind]))])
+def test_a_mutation_is_seen(kind: str, number: int, isa: str) -> None:
+    change = MUTATIONS[kind][number]
+    assert any(not agrees(OPS[kind], case, exact, call(kind, change(case), isa)) for case, exact in cases(kind))
+
+
+@ISAS
+@pytest.mark.parametrize("name", FORMATS)
+def test_linear_means_what_the_format_says(name: str, isa: str) -> None:
+    """Against float64 on the dense weight: with the activations as they are rounded tightly, with the given ones by the
+    error of their rounding."""
+    rng = seeded(name)
+    weight, x = random_weight(name, 40, 512, rng), rng.standard_normal((3, 512), np.float32)
+    got, dense = linear(weight, x, isa), weight.dense().astype(np.float64)
+    rows = emulated.to_int8(x)
+    rounded = {"BF16": emulated.to_bf16(x), "F16": x, "F32": x}.get(
+        name, (rows.codes * rows.scale[:, :, None].astype(np.float64)).reshape(3, -1)
+    )
+    largest = np.abs(x @ dense.T).max()
+    assert np.abs(got - rounded @ dense.T).max() <= 2e-6 * largest
+    assert np.abs(got - x @ dense.T).max() <= 2e-2 * largest
+
+
+# ---- the recipe
+
+
+def emulation(kind: str, case: Case) -> np.ndarray:
+    x, attrs, weights = case.inputs, case.attrs, case.weights
+    if kind == "store" or kind == "attend":
+        assert case.kv is not None
+        return _emulated_store(case, case.kv) if kind == "store" else _emulated_attend(case, case.kv)
+    run: dict[str, Callable[[], np.ndarray]] = {
+        "embed": lambda: emulated.embed(stored(weights[0]), x[0], attrs["scale"]),
+        "linear": lambda: emulated.linear(x[0], stored(weights[0]), *weights[1:]),
+        "rms_norm": lambda: emulated.rms_norm(x[0], weights[0], attrs["eps"], attrs["offset"]),
+        "angles": lambda: emulated.angles(x[0], weights[0], attrs["factor"]),
+        "rotate": lambda: emulated.rotate(x[0], x[1], attrs["dim"]),
+        "gated": lambda: emulated.gated(x[0], x[1], attrs["activation"]),
+        "add": lambda: emulated.add(x[0], x[1]),
+        "softcap": lambda: emulated.softcap(x[0], attrs["cap"]),
+    }
+    return run[kind]()
+
+
+def _emulated_store(case: Case, kv: KVCase) -> np.ndarray:
+    pool, counts = kv.pool.copy(), np.diff(kv.offsets)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    blocks = kv.table[owner, kv.positions // 32]
+    keys, values = case.inputs
+    emulated.store(pool, keys, values, blocks, kv.positions % 32)
+    return pool
+
+
+def _emulated_attend(case: Case, kv: KVCase) -> np.ndarray:
+    out = np.empty_like(case.inputs[0])
+    for table, begin, end in zip(kv.table, kv.offsets, kv.offsets[1:], strict=False):
+        own = slice(begin, end)
+        out[own] = emulated.attend(
+            case.inputs[0][own],
+            kv.pool,
+            table,
+            kv.positions[own],
+            scale=case.attrs["scale"],
+            softcap=case.attrs["softcap"],
+            window=kv.window,
+        )
+    return out
+
+
+def edges() -> np.ndarray:
+    """float32 numbers at which rules change: denormals, the least and largest, signs of zero, infinities, NaN."""
+    tiny = np.float32(2.0**-126)
+    some = [0, 1e-45, 2.0**-127, np.nextafter(tiny, np.float32(0)), tiny, 2.0**-100, 1e-20, 0.5, 1, 3, 44, 87.3, 88.3]
+    some += [127, 1e10, 3.4e38, np.inf]
+    return np.array([*some, *(-x for x in some), np.nan], np.float32)
+
+
+def random_cases(kind: str) -> Iterator[Case]:
+    """Beyond the operation's own cases: other sizes, and all pairs of the numbers at the edges."""
+    rng = seeded(kind)
+    first, second = (a.reshape(7, -1) for a in np.meshgrid(edges(), edges()))
+    n, width = int(rng.integers(1, 18)), int(rng.integers(1, 100))
+    x, y = (3 * rng.standard_normal((n, width), np.float32) for _ in range(2))
+    if kind == "add":
+        yield from (Case("edges", (first, second)), Case("random", (x, y)))
+    elif kind == "gated":
+        for activation in ("silu", "gelu_tanh"):
+            yield Case(f"edges, {activation}", (first, second), attrs={"activation": activation})
+            yield Case(f"random, {activation}", (x, y), attrs={"activation": activation})
+    elif kind == "softcap":
+        for cap in (0.7, 50.0):
+            yield Case(f"edges, {cap}", (first,), attrs={"cap": cap})
+            yield Case(f"random, {cap}", (x * 10,), attrs={"cap": cap})
+    elif kind == "rms_norm":
+        for dim in (1, 15, 16, 33, 576):
+            x = rng.standard_normal((3, 2 * dim), np.float32) * np.float32(10.0) ** rng.integers(-22, 18, (3, 1))
+            weight = rng.standard_normal(dim, np.float32)
+            yield Case(f"dim {dim}", (x.astype(np.float32),), (weight,), {"eps": 1e-6, "offset": 1.0})
+    elif kind == "embed":
+        table = rng.standard_normal((9, 41), np.float32) * np.float32(1e-37)
+        for scale in (1.0, 0.37):
+            yield Case(f"small, {scale}", (np.arange(9, dtype=np.int32),), (table,), {"scale": scale})
+    elif kind == "angles":
+        frequencies = np.concatenate(([1, 0], 10_000.0 ** -rng.random(37))).astype(np.float32)
+        positions = np.array([0, 1, 7, 511, 4095, 32_768, 131_071, (1 << 24) + 1], np.int32)
+        yield Case("random", (positions,), (frequencies,), {"factor": 1.3})
+    elif kind == "rotate":
+        for dim, half in ((128, 64), (80, 20), (48, 17)):
+            x = rng.standard_normal((3, 3 * dim), np.float32)
+            yield Case(f"{half} of {dim}", (x, rng.standard_normal((3, 2 * half), np.float32)), attrs={"dim": dim})
+    elif kind == "linear":
+        for inputs in (1, 16, 37):
+            weight = rng.standard_normal((19, inputs), np.float32)
+            yield Case(f"{inputs} inputs", (rng.standard_normal((6, inputs), np.float32),), (weight,))
+        yield Case("edges", (first[:, :40],), (second[:, :40],))
+    else:
+        yield from kv_cases(kind, rng)
+
+
+def kv_case(rng: np.random.Generator, rows: list[tuple[int, int]], bf16: bool, window: int | None = None) -> KVCase:
+    """Rows (position, tokens) over a pool that is random everywhere, so also behind a row's last token."""
+    kv_heads, dim = int(rng.choice([1, 3])), int(rng.choice([16, 48, 64]))
+    lengths = np.array([start + count for start, count in rows], np.int32)
+    most = int(lengths.max() - 1) // 32 + 1
+    pool = rng.standard_normal((len(rows) * most, 2, kv_heads, 32, dim), np.float32)
+    return KVCase(
+        pool=pool.astype(ml_dtypes.bfloat16) if bf16 else pool,
+        positions=np.concatenate([np.arange(s, s + n) for s, n in rows]).astype(np.int32),
+        offsets=np.cumsum([0, *(n for _, n in rows)]).astype(np.int32),
+        lengths=lengths,
+        table=rng.permutation(len(rows) * most).reshape(len(rows), most).astype(np.int32),
+        window=window,
+    )
+
+
+def kv_cases(kind: str, rng: np.random.Generator) -> Iterator[Case]:
+    for bf16 in (False, True):
+        for rows, window in [
+            ([(0, 3), (45, 1), (30, 5)], None),
+            ([(500, 30), (1100, 1), (511, 1), (512, 1), (1023, 3)], None),
+            ([(500, 30), (1100, 1), (700, 9)], 512),
+            ([(1020, 17), (33, 1)], 33),
+        ]:
+            kv = kv_case(rng, rows, bf16, window)
+            kv_heads, dim = kv.pool.shape[2], kv.pool.shape[4]
+            heads = kv_heads if kind == "store" else kv_heads * int(rng.choice([1, 2, 3]))
+            x = [2 * rng.standard_normal((len(kv.positions), heads * dim), np.float32) for _ in range(2)]
+            name = f"{'bf16' if bf16 else 'f32'}, {rows}, window {window}"
+            if kind == "store":
+                yield Case(name, (x[0], x[1]), kv=kv)
+            else:
+                softcap = 3.0 if bf16 == (window is None) else None
+                yield Case(f"{name}, cap {softcap}", (x[0],), attrs={"scale": 0.21, "softcap": softcap}, kv=kv)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recipe(kind: str) -> None:
+    """Every instruction set, with 1, 2 and 3 threads."""
+    for case in (*(case for case, _ in cases(kind)), *random_cases(kind)):
+        want = emulation(kind, case)
+        for number, isa in enumerate(native.isas()):
+            got = call(kind, case, isa, threads=1 + number % 3)
+            assert same_bits(got, want), f"{case.name} on {isa}"
+
+
+def shapes(name: str) -> list[tuple[int, int]]:
+    """(outputs, inputs), most of them not whole panels or chunks."""
+    if name not in SCALES:
+        return [(33, 70), (16, 32), (1, 1), (17, 129), (40, 256)]
+    return [(33, 256), (5, 768)] if FORMATS[name].block == 256 else [(33, 96), (16, 64), (1, 32), (50, 160)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_recipe_of_a_linear_map(name: str) -> None:
+    """All rows at once, on every instruction set; each row alone; with 1, 2 and 3 threads."""
+    rng = seeded(name)
+    for outputs, inputs in shapes(name):
+        weight = random_weight(name, outputs, inputs, rng)
+        x = rng.standard_normal((17, inputs), np.float32)
+        bias = rng.standard_normal(outputs, np.float32)
+        want = emulated.linear(x, weight, bias)
+        for isa in native.isas():
+            for threads in (1, 2, 3):
+                assert same_bits(linear(weight, x, isa, threads, bias), want), f"{weight.shape}, {isa}, {threads}"
+            for n in (*range(1, 10), 16):
+                assert same_bits(linear(weight, x[:n], isa, 2, bias), want[:n]), f"{weight.shape}, {isa}, {n} rows"
+            alone = [linear(weight, x[r : r + 1], isa, 1, bias) for r in range(17)]
+            assert same_bits(np.concatenate(alone), want), f"{weight.shape}, {isa}, alone"
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_extreme_codes_and_scales(name: str) -> None:
+    """Blocks of any bits at all, infinite and NaN scales among them; activations all at their largest: integer sums
+    that an 8-bit or 16-bit step could not hold."""
+    rng, kind = seeded(name, "any"), FORMATS[name]
+    inputs = max(kind.block, 64)
+    x = np.concatenate((np.ones((2, inputs)), -np.ones((1, inputs)), np.full((1, inputs), 3e38))).astype(np.float32)
+    x[1, ::2] *= -1
+    blocks = rng.integers(0, 256, (160, inputs // kind.block, kind.block_bytes), dtype=np.uint8)
+    blocks[0], blocks[1] = 0, 255
+    for line, byte in ((2, 0), (3, 255)):  # least and largest codes with plain scales
+        blocks[line] = byte
+        for at in SCALES[name]:
+            blocks[line, :, at : at + 2] = np.float16(0.3).reshape(1).view(np.uint8)
+    weight = kind((160, inputs), blocks.reshape(160, -1))
+    want = emulated.linear(x, weight)
+    for isa in native.isas():
+        assert same_bits(linear(weight, x, isa), want), isa
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_parts_of_a_weight_are_the_formats(name: str) -> None:
+    """What the emulation multiplies makes up the numbers that the format defines."""
+    weight = random_weight(name, 7, 512, seeded(name))
+    assert same_bits(emulated.parts(weight).dense(), weight.dense())
+
+
+# ---- conversions
+
+
+def rows_to_convert(inputs: int) -> np.ndarray:
+    rng = seeded(inputs)
+    size = np.float32(10.0) ** rng.integers(-38, 37, (30, -(-inputs // 32)))
+    x = rng.standard_normal((30, inputs), np.float32) * np.repeat(size, 32, 1)[:, :inputs].astype(np.float32)
+    x[0] = 0
+    x[1] = np.resize(edges()[:-1], inputs)
+    x[2, 0], x[3, -1], x[4, inputs // 2] = np.nan, np.inf, -np.inf
+    x[5] = np.resize(np.array([127, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5], np.float32), inputs)  # ties
+    return x
+
+
+@ISAS
+@pytest.mark.parametrize("inputs", [1, 31, 32, 33, 64, 96, 100, 576])
+def test_to_int8(inputs: int, isa: str) -> None:
+    x = rows_to_convert(inputs)
+    want = emulated.to_int8(x).bytes()
+    got = converted("to_int8", x, isa)[:, : want.shape[1]]
+    filled = -(-inputs // 64) * 64
+    assert same_bits(got[:, :filled].copy(), want[:, :filled].copy())
+    numbers = [np.ascontiguousarray(a[:, filled:]).view(np.float32).reshape(30, -1, 4) for a in (got, want)]
+    assert same_bits(numbers[0][:, :, :2].copy(), numbers[1][:, :, :2].copy())
+    assert numbers[0][:, :, 2:].tobytes() == numbers[1][:, :, 2:].tobytes()
+
+
+@ISAS
+@pytest.mark.parametrize("inputs", [1, 16, 31, 32, 33, 100])
+def test_to_bf16(inputs: int, isa: str) -> None:
+    x = rows_to_convert(inputs)
+    got = converted("to_bf16", x, isa).view(np.float32)
+    assert same_bits(got[:, :inputs].copy(), emulated.to_bf16(x))
+    assert not got[:, inputs:].any()
+    numbers = x[np.isfinite(x)]
+    assert same_bits(emulated.to_bf16(numbers), numbers.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@ISAS
+def test_every_quiet_nan_stays_one(isa: str) -> None:
+    nans = np.array([[0x7FC00000, 0x7FFFFFFF, 0xFFC00000, 0xFFFFFFFF, 0x7FFFE000, 0xFFFF8000]], np.uint32)
+    got = converted("to_bf16", nans.view(np.float32), isa).view(np.float32)
+    assert np.isnan(got[:, :6]).all(), got[:, :6]
+
+
+# ---- what the arithmetic rests on
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_emulated_fma_is_right(seed: int) -> None:
+    """Against whole numbers of any length."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-(1 << 24), 1 << 24, 200).astype(np.float32) for _ in range(2))
+    shift = int(rng.integers(-30, 30))
+    c = np.ldexp(rng.integers(-(1 << 24), 1 << 24, 200).astype(np.float32), shift).astype(np.float32)
+    near = rng.random(200) < 0.3  # sums that cancel, or lie half way between two numbers
+    c = np.where(near, -(a * b) + np.ldexp(np.float32(rng.integers(-3, 4)), shift).astype(np.float32), c)
+    got = emulated.fma(a, b, c)
+    for x, y, z, r in zip(a.tolist(), b.tolist(), c.tolist(), got.tolist(), strict=True):
+        exact = int(x) * int(y) * 2**60 + int(z * 2**60)
+        assert r == _nearest(exact, 60), (x, y, z)
+
+
+def _nearest(number: int, less: int) -> float:
+    """number / 2^less to 24 binary digits, half to even."""
+    size = abs(number)
+    drop = max(0, size.bit_length() - 24)
+    kept, rest = size >> drop, size & ((1 << drop) - 1)
+    half = (1 << drop) >> 1
+    kept += rest > half or (rest == half and drop > 0 and kept & 1)
+    value = kept * 2.0 ** (drop - less)
+    return -value if number < 0 else value
+
+
+def test_rounding_of_the_tiny() -> None:
+    """Zero below the least normal number, where what counts is the rounded one (as on x86)."""
+    least = 2.0**-126
+    given = np.array([least, least - 2.0**-152, least - 2.0**-151, least - 2.0**-150, -1e-45, 1e-39, -least])
+    want = np.array([least, least, least, 0, -0.0, 0, -least], np.float32)
+    assert same_bits(emulated.rounded(given), want)
+
+
+# ---- one row, whatever is beside it
+
+
+@ISAS
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "store"])
+def test_rows_one_by_one(kind: str, isa: str) -> None:
+    for case in (*(case for case, _ in cases(kind)), *random_cases(kind)):
+        if case.kv is not None and len(case.kv.positions) > 60:
+            continue
+        whole = call(kind, case, isa)
+        n = len(case.inputs[0])
+        for row in range(n if case.kv is None else len(case.kv.lengths)):
+            own = slice(row, row + 1) if case.kv is None else slice(*case.kv.offsets[row : row + 2])
+            assert same_bits(call(kind, alone(case, row, own), isa), whole[own]), f"{case.name}, row {row}"
+
+
+@ISAS
+@pytest.mark.parametrize("threads", [1, 3])
+def test_denormals_are_zeros_on_every_thread(threads: int, isa: str) -> None:
+    """Enough work that all threads take part; every sum would be a denormal."""
+    weight = np.full((2048, 256), 2.0**-100, np.float32)
+    stored_bf16 = FORMATS["BF16"](weight.shape, (weight.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8))
+    x = np.full((40, 256), 2.0**-35, np.float32)
+    assert not linear(stored_bf16, x, isa, threads).any()
+    small = np.full((40, 2048), 1e-39, np.float32)
+    assert not call("add", Case("", (small, small)), isa, threads).any()
+
+
+def alone(case: Case, row: int, own: slice) -> Case:
+    inputs = tuple(x[own] for x in case.inputs)
+    if case.kv is None:
+        return replace(case, inputs=inputs)
+    kv = replace(
+        case.kv,
+        positions=case.kv.positions[own],
+        offsets=np.array([0, own.stop - own.start], np.int32),
+        lengths=case.kv.lengths[row : row + 1],
+        table=case.kv.table[row : row + 1],
+    )
+    return replace(case, inputs=inputs, kv=kv)
+
+
+@ISAS
+@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
+def test_attention_in_chunks(bf16: bool, isa: str) -> None:
+    """A row of 600 tokens at once, or cut anywhere, its tokens at any number of threads."""
+    rng = seeded("chunks", bf16)
+    kv = kv_case(rng, [(0, 600)], bf16)
+    kv_heads, dim = kv.pool.shape[2], kv.pool.shape[4]
+    queries = rng.standard_normal((600, 2 * kv_heads * dim), np.float32)
+    case = Case("whole", (queries,), attrs={"scale": 0.3, "softcap": None}, kv=kv)
+    whole = call("attend", case, isa, threads=1)
+    for threads, cuts in [(2, []), (3, []), (2, [1, 2, 3, 33, 49, 511]), (1, [512]), (3, [513, 599])]:
+        cut = [0, *cuts, 600]
+        parts = [call("attend", chunk(case, start, stop), isa, threads) for start, stop in pairwise(cut)]
+        assert same_bits(np.concatenate(parts), whole), (threads, cuts)
+
+
+def chunk(case: Case, start: int, stop: int) -> Case:
+    assert case.kv is not None
+    kv = replace(
+        case.kv,
+        positions=np.arange(start, stop, dtype=np.int32),
+        offsets=np.array([0, stop - start], np.int32),
+        lengths=np.array([stop], np.int32),
+    )
+    return replace(case, inputs=(case.inputs[0][start:stop],), kv=kv)
+
+
+@ISAS
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_finite_stays_in_its_row(value: float, name: str, isa: str) -> None:
+    rng = seeded(name, value)
+    weight = random_weight(name, 20, 256, rng)
+    x = rng.standard_normal((9, 256), np.float32)
+    clean = linear(weight, x, isa)
+    x[4, 77] = value
+    got = linear(weight, x, isa)
+    others = np.arange(9) != 4
+    assert same_bits(got[others], clean[others])
+    touched = weight.dense()[:, 77] != 0
+    if name in SCALES:
+        touched[:] = True  # a group with such a number has no scale
+    assert not np.isfinite(got[4, touched]).any()
+
+
+@ISAS
+@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
+def test_not_finite_stays_in_its_row_of_attention(bf16: bool, isa: str) -> None:
+    rng = seeded("attention", bf16)
+    kv = kv_case(rng, [(40, 3), (500, 30), (7, 1)], bf16)
+    kv_heads, dim = kv.pool.shape[2], kv.pool.shape[4]
+    queries = rng.standard_normal((34, 2 * kv_heads * dim), np.float32)
+    case = Case("", (queries,), attrs={"scale": 0.3, "softcap": None}, kv=kv)
+    whole = call("attend", case, isa)
+    pool = kv.pool.copy()
+    pool[kv.table[0]] = np.nan
+    poisoned = call("attend", replace(case, kv=replace(kv, pool=pool)), isa)
+    assert np.isnan(poisoned[:3]).all()
+    assert same_bits(poisoned[3:], whole[3:])
+
+
+# ---- packing
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_packing_keeps_every_bit(name: str, threads: int) -> None:
+    """Blocks of random bytes: every NaN, infinity and denormal of the file is there."""
+    rng, kind = seeded(name, "packing"), FORMATS[name]
+    for outputs, inputs in ((1, 256), (16, 512), (85, 768), *(((33, 96), (17, 32)) if kind.block <= 32 else ())):
+        data = rng.integers(0, 256, (outputs, kind.line_bytes(inputs)), dtype=np.uint8)
+        weight = kind((outputs, inputs), data)
+        whole = packed(weight, native.Threads(threads))
+        got = np.stack([whole.line(o) for o in range(outputs)])
+        assert same_bits(got, weight.dense())
+        assert whole.nbytes == native.packed_bytes(name, outputs, inputs) == len(whole.data())
+        again = native.Packed(name, outputs, inputs)
+        again.view(whole.data())
+        assert same_bits(again.line(outputs - 1), got[-1])
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_packed_weights_are_hardly_larger(name: str) -> None:
+    assert native.packed_bytes(name, 1024, 1024) <= 1.06 * 1024 * FORMATS[name].line_bytes(1024)
+
+
+# ---- what is refused
+
+
+def program(isa: str = "portable") -> native.Program:
+    return native.Program(isa, native.Threads(1), [(False, 64)] * 3, None, [], 10)
+
+
+def filled(name: str = "F32", outputs: int = 4, inputs: int = 16) -> native.Packed:
+    return packed(random_weight(name, outputs, inputs, seeded(name)), native.Threads(1))
+
+
+def test_bad_weights_are_refused() -> None:
+    threads = native.Threads(1)
+    with pytest.raises(ValueError, match="no native kernels for the format Q9_9"):
+        native.Packed("Q9_9", 1, 32)
+    for shape in ((0, 32), (4, 0), (-1, 32)):
+        with pytest.raises(ValueError, match="has outputs and inputs"):
+            native.Packed("Q4_0", *shape)
+    with pytest.raises(ValueError, match="whole groups of 32"):
+        native.Packed("Q4_0", 4, 33)
+    with pytest.raises(ValueError, match="not those of the shape"):
+        native.Packed("Q4_0", 4, 32).fill(np.zeros(71, np.uint8), threads)
+    weight = filled()
+    with pytest.raises(ValueError, match="filled already"):
+        weight.fill(np.zeros(256, np.uint8), threads)
+    with pytest.raises(ValueError, match="filled already"):
+        weight.view(weight.data())
+    with pytest.raises(ValueError, match="not those of the packed weight"):
+        native.Packed("F32", 4, 16).view(np.zeros(7, np.uint8))
+    odd = np.zeros(native.packed_bytes("F32", 4, 16) + 64, np.uint8)
+    at = (1 - odd.ctypes.data) % 64
+    with pytest.raises(ValueError, match="begins on a cache line"):
+        native.Packed("F32", 4, 16).view(odd[at : at + native.packed_bytes("F32", 4, 16)])
+    for output in (-1, 4):
+        with pytest.raises(ValueError, match="no such output"):
+            weight.line(output)
+
+
+def test_bad_programs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"isa must be one of .*portable.* not 'sse9'"):
+        program("sse9")
+    flat = program()
+    with pytest.raises(ValueError, match="needs a region"):
+        flat.add(0, 1, 2, 16)
+    flat.region(False)
+    for x, y, out in ((0, 1, 3), (7, 1, 2), (0, -1, 2), (0, 1, -7)):
+        with pytest.raises(ValueError, match="no such slot"):
+            flat.add(x, y, out, 16)
+    wide: list[tuple[str, Callable[[], None]]] = [
+        ("add", lambda: flat.add(0, 1, 2, 17)),
+        ("select", lambda: flat.select(0, 1, 17)),
+        ("to_int8", lambda: flat.to_int8(0, 1, 16)),
+        ("to_bf16", lambda: flat.to_bf16(0, 1, 16)),
+        ("rms_norm", lambda: flat.rms_norm(0, 1, 32, np.ones(16, np.float32), 1e-6, 0.0)),
+        ("angles", lambda: flat.angles(0, np.ones(9, np.float32), 1.0)),
+        ("rotate", lambda: flat.rotate(0, 1, 2, 32, 16, 8)),
+        ("gated", lambda: flat.gated(0, 1, 2, 17, "silu")),
+        ("softcap", lambda: flat.softcap(0, 1, 17, 3.0)),
+        ("embed", lambda: flat.embed(filled(inputs=17), 0, 1.0)),
+        ("linear", lambda: flat.linear(0, 1, filled(outputs=17), None)),
+        ("linear", lambda: flat.linear(0, 1, filled("Q8_0", 16, 32), None)),
+        ("linear", lambda: flat.linear(0, 1, filled("BF16", 16, 16), None)),
+    ]
+    for name, write in wide:
+        with pytest.raises(ValueError, match=rf"{name}: slot . has fewer than \d+ bytes"):
+            write()
+    empty = native.Packed("F32", 4, 16)
+    for write in (lambda: flat.linear(0, 1, empty, None), lambda: flat.embed(empty, 0, 1.0), lambda: empty.line(0)):
+        with pytest.raises(ValueError, match="not filled yet"):
+            write()
+    with pytest.raises(ValueError, match="linear: the bias"):
+        flat.linear(0, 1, filled(), np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="rms_norm"):
+        flat.rms_norm(0, 1, 16, np.ones(3, np.float32), 1e-6, 0.0)
+    for dim, half in ((12, 4), (0, 0), (16, 9)):
+        with pytest.raises(ValueError, match="rotate"):
+            flat.rotate(0, 1, 2, 16, dim, half)
+    with pytest.raises(ValueError, match="gated: the activation is silu or gelu_tanh"):
+        flat.gated(0, 1, 2, 16, "relu")
+    for write in (lambda: flat.store(0, 1, 0, 0), lambda: flat.attend(0, 1, 1, 1.0, 0.0, 0, 0)):
+        with pytest.raises(ValueError, match="has no pool"):
+            write()
+
+
+def test_bad_pools_are_refused() -> None:
+    memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
+    for dim in (8, 24, 272):
+        with pytest.raises(ValueError, match="multiple of 16 channels, at most 256"):
+            native.Pool([memory], 3, 2, dim, False)
+    with pytest.raises(ValueError, match="not of that shape"):
+        native.Pool([memory[1:]], 3, 2, 16, False)
+    pool = native.Pool([memory], 3, 2, 16, False)
+    flat = native.Program("portable", native.Threads(1), [(False, 256)] * 2, pool, [0], 10)
+    flat.region(False)
+    with pytest.raises(ValueError, match="no such slot in the pool"):
+        flat.attend(0, 1, 2, 1.0, 0.0, 1, 0)
+    with pytest.raises(ValueError, match="no such group"):
+        flat.attend(0, 1, 2, 1.0, 0.0, 0, 1)
+    with pytest.raises(ValueError, match="attend: the heads are no multiple"):
+        flat.attend(0, 1, 3, 1.0, 0.0, 0, 0)
+
+
+def test_bad_batches_are_refused() -> None:
+    """Whatever is used as an index is judged before; a good batch runs afterwards."""
+    memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
+    pool = native.Pool([memory], 3, 2, 16, False)
+    flat = native.Program("portable", native.Threads(1), [(False, 64), (True, 64)], pool, [0], 10)
+    table = filled(outputs=10)
+    flat.region(False)
+    flat.embed(table, 0, 1.0)
+    flat.region(True)
+    flat.select(0, 1, 16)
+    good: dict[str, Any] = {
+        "tokens": np.array([3, 4, 9], np.int32),
+        "positions": np.array([31, 32, 5], np.int32),
+        "offsets": np.array([0, 2, 3], np.int32),
+        "tables": [np.array([[0, 1], [2, -1]], np.int32)],
+        "wanted": np.array([1, 2], np.int32),
+    }
+    out = np.zeros((2, 16), np.float32)
+
+    def run(**changes: Any) -> None:
+        a = {**good, **changes}
+        flat.run(a["tokens"], a["positions"], a["offsets"], a["tables"], a["wanted"], [(1, out)])
+
+    def ints(*numbers: int) -> np.ndarray:
+        return np.array(numbers, np.int32)
+
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"tokens": ints(3, 10, 9)}, "token 10 is outside the vocabulary of 10"),
+        ({"tokens": ints(3, -1, 9)}, "token -1 is outside the vocabulary of 10"),
+        ({"positions": ints(31, 33, 5)}, "positions are consecutive"),
+        ({"positions": ints(-1, 0, 5)}, "positions are consecutive"),
+        ({"positions": ints(31, 32)}, "do not fit together"),
+        ({"offsets": ints(0, 2, 4)}, "offsets do not end"),
+        ({"offsets": ints(1, 2, 3)}, "offsets do not end"),
+        ({"offsets": ints(0, 4, 3)}, "offsets must ascend"),
+        ({"wanted": ints(1, 3)}, "a wanted token is not in the batch"),
+        ({"wanted": ints(-1, 2)}, "a wanted token is not in the batch"),
+        ({"wanted": ints(0, 1, 2)}, "an array has too few lines"),
+        ({"tables": []}, "one table for each group"),
+        ({"tables": [np.zeros((1, 2), np.int32)]}, "one line for each row"),
+        ({"tables": [np.zeros((2, 1), np.int32)]}, "too short for its row"),
+        ({"tables": [np.array([[0, -1], [2, -1]], np.int32)]}, "row 0: the block table has no block"),
+        ({"tables": [np.array([[0, 1], [3, -1]], np.int32)]}, "row 1: the block table has no block"),
+        ({"positions": ints(63, 64, 5)}, "too short for its row"),
+    ]
+    for changes, message in bad:
+        with pytest.raises(ValueError, match=message):
+            run(**changes)
+    with pytest.raises(ValueError, match="lines are too short"):
+        flat.run(*good.values(), [(1, out[:, :15].copy())])  # type: ignore[call-arg]
+    run()
+    assert same_bits(out, np.stack([table.line(4), table.line(9)]))

@@ -1,13 +1,15 @@
 // A few threads that work through small pieces together. The caller is one of them.
 //
-// Work is handed out from one counter, so a thread that loses its core to a neighbour keeps only the piece it holds.
-// Threads spin briefly for the next region and then sleep. Which thread does which piece is nobody's business: pieces
-// must not care.
+// Each thread has a range of the pieces and takes them one after the other; who has done its own helps the others. So
+// from step to step a thread mostly meets the same weights, in order, and a thread that loses its core to a neighbour
+// keeps only the piece it holds. Threads spin briefly for the next region and then sleep. Which thread does which
+// piece is nobody's business: pieces must not care.
 
 #pragma once
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -26,14 +28,10 @@ class Threads {
   // f(piece) for 0 .. pieces - 1, each once; returns when all are done. Not reentrant.
   template <class Function>
   void run(int pieces, const Function& f) {
-    if (pieces > kMostPieces) {
-      for (int from = 0; from < pieces; from += kMostPieces) {
-        const auto some = [&](int piece) { f(from + piece); };
-        run(pieces - from < kMostPieces ? pieces - from : kMostPieces, call<decltype(some)>, &some);
-      }
-      return;
+    for (int from = 0; from < pieces; from += kMostPieces) {
+      const auto some = [&](int piece) { f(from + piece); };
+      run(pieces - from < kMostPieces ? pieces - from : kMostPieces, call<decltype(some)>, &some);
     }
-    run(pieces, call<Function>, &f);
   }
 
  private:
@@ -43,16 +41,21 @@ class Threads {
   }
 
   using Call = void (*)(const void*, int);
-  static constexpr int kMostPieces = (1 << 20) - 4096;  // of one region: the ticket has 20 bits for them
+  static constexpr int kMostPieces = (1 << 20) - 4096;  // of one region: a ticket has 20 bits for them
+
+  // One word says of which region a range is, where it ends and which piece is next; so a ticket is never of two minds.
+  // bits 40-63: number of the region; 20-39: end; 0-19: next piece.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> ticket{0};
+  };
 
   void run(int pieces, Call call, const void* context);
-  uint64_t work();
-  void worker();
-  void wait_for(uint64_t seen);
+  void work(int own);
+  void worker(int own);
+  void wait_for(int own, uint64_t seen);
 
-  // One word says which region it is, how many pieces it has and which is next; so a ticket is never of two minds.
-  // bits 40-63: number of the region; 20-39: pieces; 0-19: next piece.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  std::unique_ptr<Range[]> ranges_;
+  uint64_t region_ = 0;
   alignas(64) std::atomic<int> done_{0};
   alignas(64) std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};

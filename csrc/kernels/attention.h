@@ -265,6 +265,7 @@ NEVER void store(const Pool& pool, const float* keys, const float* values, int b
       continue;
     }
     auto* key = reinterpret_cast<uint32_t*>(pool.data) + at / 2 + place;
+    for (int d = 0; d < dim; d += 2) __builtin_prefetch(key + d / 2 * kBlock, 1);  // each on a line of its own
     auto* value = reinterpret_cast<uint16_t*>(pool.data) + other + place / 2 * dim * 2 + place % 2;
     for (int d = 0; d < dim; d += kLanes) {
       Lanes::store(k + d, bf16_of(Lanes::load(keys + d)));

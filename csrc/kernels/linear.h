@@ -18,11 +18,18 @@ struct Int8Rows {
   }
 };
 
+// How many bytes before their turn weights are asked for, where several rows make the arithmetic slower than memory: the
+// processor's own prefetching does not see so far. A single row is quicker without.
+constexpr int kAhead = 4096;
+
 template <int kind, int R>
 ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input, Lanes::F (&acc)[R]) {
   using C = Codes<kind>;
   constexpr WeightShape shape = C::kShape;
   const uint8_t* codes = chunk + shape.codes_at() + g * shape.code_bytes();
+  if constexpr (R >= 4 || R == Lanes::kRows) {
+    for (int b = 0; b < shape.code_bytes(); b += 64) __builtin_prefetch(codes + kAhead + b);
+  }
   const Scales<kind> scales = Scales<kind>::of(chunk, g);
   const int at = input / kGroup;
   Lanes::I sum[R];

@@ -22,6 +22,30 @@ struct Int8Rows {
 // processor's own prefetching does not see so far. A single row is quicker without.
 constexpr int kAhead = 4096;
 
+// sum += quads [first, first + count) of a group x the activations from `input` on. Exact in any order.
+template <class C, int first, int count, int R, class L = Lanes>
+ALWAYS void add_quads(const uint8_t* codes, const Int8Rows& x, int input, Lanes::I (&sum)[R]) {
+  if constexpr (L::kWords && !C::kWide) {
+    Lanes::I words[R];
+    unroll<count>([&](auto j) {
+      constexpr int at = decltype(j)::value;
+      const Lanes::B code = C::template quad<first + at>(codes);
+      for (int r = 0; r < R; ++r) {
+        const Lanes::I product = L::words(code, Lanes::set_quad(x.codes(r) + input + 4 * at));
+        words[r] = at % C::kRun == 0 ? product : L::add_words(words[r], product);
+        if constexpr ((at + 1) % C::kRun == 0 || at + 1 == count) sum[r] = L::widen(sum[r], words[r]);
+      }
+    });
+  } else {
+    unroll<count>([&](auto j) {
+      const Lanes::B code = C::template quad<first + decltype(j)::value>(codes);
+      for (int r = 0; r < R; ++r) {
+        sum[r] = C::dot(sum[r], code, Lanes::set_quad(x.codes(r) + input + 4 * decltype(j)::value));
+      }
+    });
+  }
+}
+
 template <int kind, int R>
 ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input, Lanes::F (&acc)[R]) {
   using C = Codes<kind>;
@@ -41,12 +65,7 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
                                 : Lanes::template shl<shape.zero_log2>(Lanes::set_i(x.groups(r)[at].codes));
     }
   }
-  unroll<shape.sub == 16 ? 4 : 8>([&](auto j) {
-    const Lanes::B code = C::template quad<decltype(j)::value>(codes);
-    for (int r = 0; r < R; ++r) {
-      sum[r] = C::dot(sum[r], code, Lanes::set_quad(x.codes(r) + input + 4 * decltype(j)::value));
-    }
-  });
+  add_quads<C, 0, shape.sub == 16 ? 4 : 8>(codes, x, input, sum);
   if constexpr (shape.sub == 16) {
     const Lanes::I low = Lanes::template sra<16>(Lanes::template shl<16>(scales.pair));
     const Lanes::I high = Lanes::template sra<16>(scales.pair);
@@ -55,12 +74,7 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
       sum[r] = Lanes::mul_i(sum[r], low);
       second[r] = Lanes::zero_i();
     }
-    unroll<4>([&](auto j) {
-      const Lanes::B code = C::template quad<decltype(j)::value + 4>(codes);
-      for (int r = 0; r < R; ++r) {
-        second[r] = C::dot(second[r], code, Lanes::set_quad(x.codes(r) + input + 16 + 4 * decltype(j)::value));
-      }
-    });
+    add_quads<C, 4, 4>(codes, x, input + 16, second);
     for (int r = 0; r < R; ++r) sum[r] = Lanes::add_i(sum[r], Lanes::mul_i(second[r], high));
   }
   for (int r = 0; r < R; ++r) {

@@ -21,6 +21,9 @@ struct Codes {
   // What a code means less its zero is known to the kernel by how its sums start.
   static constexpr bool kStartsAtZero = kShape.minima || (kWide && Lanes::kSignedBytes);
 
+  // So many sums of two products fit into 16 bits: codes below 64 times activations of 127 at most.
+  static constexpr int kRun = kShape.bits <= 4 ? 8 : kShape.bits == 5 ? 4 : 2;
+
   // Quad j of a group, one byte a code.
   template <int j>
   static ALWAYS Lanes::B quad(const uint8_t* group) {

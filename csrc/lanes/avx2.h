@@ -1,10 +1,11 @@
 // The sixteen virtual lanes as two AVX2 registers (with FMA and F16C). portable.h says what each name means.
 
 struct Lanes {
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 4;
   static constexpr int kAttendRows = 2;
   static constexpr int kAttendWide = 1;
   static constexpr bool kSignedBytes = true;
+  static constexpr bool kWords = true;
 
   struct F {
     __m256 low, high;
@@ -121,6 +122,14 @@ struct Lanes {
     return add_i(acc, quads(_mm256_maddubs_epi16(_mm256_abs_epi8(low), _mm256_sign_epi8(a.low, low)),
                             _mm256_maddubs_epi16(_mm256_abs_epi8(high), _mm256_sign_epi8(a.high, high))));
   }
+  // Products in 16 bits, two added; sums of a few of them still fit, see Codes::kRun.
+  static inline I words(const B& code, const I& a) {
+    return {_mm256_maddubs_epi16(code.low, a.low), _mm256_maddubs_epi16(code.high, a.high)};
+  }
+  static inline I add_words(const I& a, const I& b) {
+    return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
+  }
+  static inline I widen(const I& acc, const I& words) { return add_i(acc, quads(words.low, words.high)); }
   static inline I quads(__m256i low, __m256i high) {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one)};

@@ -5,6 +5,7 @@ struct Lanes {
   static constexpr int kAttendRows = 4;
   static constexpr int kAttendWide = 2;
   static constexpr bool kSignedBytes = false;
+  static constexpr bool kWords = false;
   using F = __m512;
   using I = __m512i;
   using B = __m512i;

@@ -11,6 +11,7 @@ struct Lanes {
   static constexpr int kRows = 4;             // most rows that a matrix kernel keeps in registers
   static constexpr int kAttendRows = 2;       // most query lines that attention keeps in registers
   static constexpr int kAttendWide = 1;       // times 16 keys or channels at a time, 1 or 2
+  static constexpr bool kWords = false;       // products of small codes are added in 16 bits first (words, add_words, widen)
   static constexpr bool kSignedBytes = true;  // 8-bit codes are multiplied as code - 128, see dot4_wide
 
   struct F {

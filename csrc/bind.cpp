@@ -351,6 +351,7 @@ void add_others(nb::class_<Program>& c) {
 
 NB_MODULE(_core, m) {
   using namespace headrace;
+  nb::set_leak_warnings(false);  // a forked child ends with what its parent's threads held
   m.doc() = "Headrace's kernels and the replayer of programs. headrace.native says what is for whom.";
   m.def("isas", [] {
     std::vector<std::string> names;

@@ -1,8 +1,12 @@
 #include "threads.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <chrono>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include "mode.h"
 
@@ -25,23 +29,41 @@ void pause() {
 #endif
 }
 
-}  // namespace
+std::atomic<unsigned> forked{0};
 
-Threads::Threads(int count) : ranges_(new Range[static_cast<size_t>(count < 1 ? 1 : count)]) {
-  for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { worker(i); });
+// How often this process came out of a fork.
+unsigned forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked.fetch_add(1); });
+  (void)registered;
+  return forked.load(std::memory_order_relaxed);
 }
 
-Threads::~Threads() {
+}  // namespace
+
+Team::Team(int count) : count_(count), ranges_(new Range[static_cast<size_t>(count)]) {
+  workers_.reserve(static_cast<size_t>(count - 1));
+  try {
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { worker(i); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw std::runtime_error("the system has no " + std::to_string(count) + " threads to give: " + error.what());
+  }
+}
+
+Team::~Team() { stop(); }
+
+void Team::stop() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
   }
   wake_.notify_all();
   for (std::thread& thread : workers_) thread.join();
+  workers_.clear();
 }
 
-void Threads::run(int pieces, Call call, const void* context) {
-  if (workers_.empty() || pieces <= 1) {
+void Team::run(int pieces, Call call, const void* context) noexcept {
+  if (count_ == 1 || pieces <= 1) {
     for (int piece = 0; piece < pieces; ++piece) call(context, piece);
     return;
   }
@@ -49,10 +71,9 @@ void Threads::run(int pieces, Call call, const void* context) {
   context_.store(context, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
   region_ = (region_ + 1) & (kField << 4 | 15);
-  const int threads = count();
-  for (int t = 0; t < threads; ++t) {
-    const uint64_t begin = static_cast<uint64_t>(int64_t{pieces} * t / threads);
-    const uint64_t end = static_cast<uint64_t>(int64_t{pieces} * (t + 1) / threads);
+  for (int t = 0; t < count_; ++t) {
+    const uint64_t begin = static_cast<uint64_t>(int64_t{pieces} * t / count_);
+    const uint64_t end = static_cast<uint64_t>(int64_t{pieces} * (t + 1) / count_);
     ranges_[t].ticket.store(region_ << 40 | end << 20 | begin);
   }
   if (sleeping_.load() > 0) {
@@ -67,11 +88,10 @@ void Threads::run(int pieces, Call call, const void* context) {
 }
 
 // Takes pieces, its own first, until there are none.
-void Threads::work(int own) {
-  const int threads = count();
+void Team::work(int own) {
   int did = 0;
-  for (int t = 0; t < threads; ++t) {
-    std::atomic<uint64_t>& range = ranges_[own + t < threads ? own + t : own + t - threads].ticket;
+  for (int t = 0; t < count_; ++t) {
+    std::atomic<uint64_t>& range = ranges_[own + t < count_ ? own + t : own + t - count_].ticket;
     for (;;) {
       const uint64_t ticket = range.fetch_add(1, std::memory_order_acquire);
       if (next_of(ticket) >= end_of(ticket)) break;
@@ -83,7 +103,7 @@ void Threads::work(int own) {
   if (did > 0) done_.fetch_add(did, std::memory_order_release);
 }
 
-void Threads::worker(int own) {
+void Team::worker(int own) {
   const Mode mode;
   uint64_t seen = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
@@ -95,7 +115,7 @@ void Threads::worker(int own) {
 }
 
 // Returns when this thread's range is of another region than `seen`, or at the end.
-void Threads::wait_for(int own, uint64_t seen) {
+void Team::wait_for(int own, uint64_t seen) {
   const std::atomic<uint64_t>& range = ranges_[own].ticket;
   const auto until = std::chrono::steady_clock::now() + kSpin;
   do {
@@ -108,6 +128,24 @@ void Threads::wait_for(int own, uint64_t seen) {
   sleeping_.fetch_add(1);
   wake_.wait(lock, [&] { return stop_.load() || region_of(range.load()) != seen; });
   sleeping_.fetch_sub(1);
+}
+
+Threads::Threads(int count) : count_(count), forks_(forks()) {
+  if (count < 1 || count > kMost) throw std::invalid_argument("threads must be 1 to " + std::to_string(kMost));
+  team_ = std::make_unique<Team>(count);
+}
+
+Threads::~Threads() {
+  if (forks_ != forks()) (void)team_.release();  // its threads are not in this process: nobody could be waited for
+}
+
+Team& Threads::here() {
+  if (forks_ != forks()) {
+    (void)team_.release();
+    team_ = std::make_unique<Team>(count_);
+    forks_ = forks();
+  }
+  return *team_;
 }
 
 }  // namespace headrace

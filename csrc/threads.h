@@ -16,44 +16,33 @@
 
 namespace headrace {
 
-class Threads {
+// The threads of one process.
+class Team {
  public:
-  explicit Threads(int count);
-  ~Threads();
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
-  int count() const { return static_cast<int>(workers_.size()) + 1; }
-
-  // f(piece) for 0 .. pieces - 1, each once; returns when all are done. Not reentrant.
-  template <class Function>
-  void run(int pieces, const Function& f) {
-    for (int from = 0; from < pieces; from += kMostPieces) {
-      const auto some = [&](int piece) { f(from + piece); };
-      run(pieces - from < kMostPieces ? pieces - from : kMostPieces, call<decltype(some)>, &some);
-    }
-  }
-
- private:
-  template <class Function>
-  static void call(const void* context, int piece) {
-    (*static_cast<const Function*>(context))(piece);
-  }
+  // std::runtime_error where the system refuses a thread.
+  explicit Team(int count);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
 
   using Call = void (*)(const void*, int);
   static constexpr int kMostPieces = (1 << 20) - 4096;  // of one region: a ticket has 20 bits for them
 
+  void run(int pieces, Call call, const void* context) noexcept;
+
+ private:
   // One word says of which region a range is, where it ends and which piece is next; so a ticket is never of two minds.
   // bits 40-63: number of the region; 20-39: end; 0-19: next piece.
   struct alignas(64) Range {
     std::atomic<uint64_t> ticket{0};
   };
 
-  void run(int pieces, Call call, const void* context);
+  void stop();
   void work(int own);
   void worker(int own);
   void wait_for(int own, uint64_t seen);
 
+  const int count_;
   std::unique_ptr<Range[]> ranges_;
   uint64_t region_ = 0;
   alignas(64) std::atomic<int> done_{0};
@@ -64,6 +53,42 @@ class Threads {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;
+};
+
+// A team that outlives a fork: threads stay with the parent, so a child starts its own when it first needs them.
+class Threads {
+ public:
+  static constexpr int kMost = 1024;
+
+  // std::invalid_argument for a count outside 1 .. kMost, std::runtime_error where the system refuses a thread.
+  explicit Threads(int count);
+  ~Threads();
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  int count() const { return count_; }
+
+  // f(piece) for 0 .. pieces - 1, each once; returns when all are done. f must not throw. Not reentrant.
+  template <class Function>
+  void run(int pieces, const Function& f) {
+    Team& team = here();
+    for (int from = 0; from < pieces; from += Team::kMostPieces) {
+      const auto some = [&](int piece) { f(from + piece); };
+      team.run(pieces - from < Team::kMostPieces ? pieces - from : Team::kMostPieces, call<decltype(some)>, &some);
+    }
+  }
+
+ private:
+  template <class Function>
+  static void call(const void* context, int piece) {
+    (*static_cast<const Function*>(context))(piece);
+  }
+
+  Team& here();
+
+  const int count_;
+  unsigned forks_;  // of the process when the team was made
+  std::unique_ptr<Team> team_;
 };
 
 }  // namespace headrace

@@ -182,7 +182,8 @@ ALWAYS void walk(const Head<bf16>& head, Tile& t, int lines, int first, const At
   constexpr int most = Lanes::kAttendRows;
   int line = 0;
   for (; line + most <= lines; line += most) block_of<bf16, most>(head, t, line, first, task);
-  if constexpr (most > 2) {
+  if constexpr (most > 2) {  // heads of a group are often 3, 6 or 7
+    if (line + 3 == lines) block_of<bf16, 3>(head, t, line, first, task), line += 3;
     if (line + 2 <= lines) block_of<bf16, 2>(head, t, line, first, task), line += 2;
   }
   for (; line < lines; ++line) block_of<bf16, 1>(head, t, line, first, task);

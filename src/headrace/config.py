@@ -13,6 +13,7 @@ from headrace.errors import OptionError
 KV_FORMATS = ("f32", "bf16")
 BACKENDS = ("native", "torch")
 ISAS = ("portable", "avx2", "avx512")
+MOST_THREADS = 1024
 
 
 def option(default: Any, help: str) -> Any:
@@ -78,11 +79,17 @@ class Options:
         _positive("budget", self.scheduler.budget)
         _positive("rows", self.scheduler.rows)
         _positive("threads", self.execute.threads)
+        if self.execute.threads is not None and self.execute.threads > MOST_THREADS:
+            raise OptionError(f"threads must be at most {MOST_THREADS}, not {self.execute.threads}", "threads")
+        _flag("fusion", self.execute.fusion)
+        _flag("weight_cache", self.loading.weight_cache)
         _positive("weight_cache_bytes", self.loading.weight_cache_bytes)
         _one_of("kv_format", self.cache.kv_format, KV_FORMATS)
         _one_of("backend", self.execute.backend, BACKENDS)
         if self.execute.isa is not None:
             _one_of("isa", self.execute.isa, ISAS)
+            if self.execute.backend != "native":
+                raise OptionError(f"isa is of backend native, but backend is {self.execute.backend}", "isa")
 
     @classmethod
     def of(cls, **flat: Any) -> Options:
@@ -103,6 +110,11 @@ class Options:
 def _positive(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}", name)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, not {value!r}", name)
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -157,6 +157,8 @@ def test_errors_are_one_line_and_code_1(log: Path) -> None:
         (["--kv-format", "int3"], "--kv-format"),
         (["--threads", "0"], "--threads"),
         (["--backend", "abacus"], "--backend"),
+        (["--backend", "torch", "--isa", "avx2"], "--isa"),
+        (["--threads", "100000"], "--threads"),
         (["--context", "x"], "--context"),
         (["--raw", "--system", "s"], "--system"),
         (["--nonsense"], "--nonsense"),

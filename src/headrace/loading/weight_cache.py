@@ -157,7 +157,7 @@ class WeightCache:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # answers come first
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _alone(self._path(layout, PART)) as part:
                 if part is None:
                     log.info("another process keeps the packed weights of %s", self._checkpoint.name)
@@ -220,16 +220,21 @@ def entries(folder: Path | None = None) -> list[Entry]:
 
 def clear(name: str | None = None, folder: Path | None = None) -> list[Entry]:
     """Removes the entries of a model, or all of them and what interrupted writers left; those removed. A process that
-    uses one goes on using it. OSError where one cannot be removed."""
+    uses one goes on using it. OSError where one cannot be removed; the others are all the same."""
     place = folder or weights_folder()
     removed = [entry for entry in entries(place) if name is None or entry.name == name]
-    for entry in removed:
-        entry.path.with_suffix(NOTE).unlink(missing_ok=True)
-        entry.path.unlink(missing_ok=True)
+    failed: OSError | None = None
+    for path in (path for entry in removed for path in (entry.path.with_suffix(NOTE), entry.path)):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failed = error
     if name is None:
         for part in place.glob(f"*{PART}"):
-            with _alone(part):
+            with suppress(OSError), _alone(part):
                 pass
+    if failed is not None:
+        raise failed
     return removed
 
 
@@ -273,7 +278,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 def _alone(path: Path) -> Iterator[int | None]:
     """The file, opened for writing and locked; None where another process has it. What a writer that died left is
     taken over. OSError, also on a filesystem without locks: two writers could not be told apart."""
-    with _opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -291,6 +296,6 @@ def _alone(path: Path) -> Iterator[int | None]:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False

@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace import native
 from headrace.cache.pool import Pool
+from headrace.errors import OptionError
 from headrace.formats.format import Format
 from headrace.program.backend import (
     Batch,
@@ -63,7 +64,10 @@ class NativeBackend:
     ) -> NativeRunner:
         """Packed copies of the weights that the program names; the stored ones are not needed afterwards."""
         check(program, weights)
-        workers = native.Threads(threads)
+        try:
+            workers = native.Threads(threads)
+        except RuntimeError as error:
+            raise OptionError(str(error), "threads") from error
         named = dict.fromkeys(name for op in (*program.body, *program.head) for name in op.weights)
         used = {name: weights[name] for name in named if name in weights}
         vectors = dict(program.constants)

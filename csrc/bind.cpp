@@ -202,8 +202,7 @@ class Program {
   // Of a row; where nothing is needed of it, there need be no slot.
   int64_t slot_bytes(int slot, int64_t needed) const {
     if (needed == 0) return 0;
-    require(slot >= 0 && slot < static_cast<int>(slots_.size()), "no such slot");
-    return std::get<1>(slots_[static_cast<size_t>(slot)]);
+    return std::get<1>(slots_[static_cast<size_t>(this->slot(slot))]);
   }
 
   static std::vector<Slot> made(const std::vector<std::tuple<bool, int64_t>>& slots) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "../isa.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -44,15 +45,16 @@ Scratch& scratch() {
   return mine;
 }
 
+// The passes of a member that can be used here; isa.h says which those are.
 const Passes& passes_of(const std::string& isa) {
-  if (isa == "portable") return portable();
+  for (const headrace::Kernels* usable : headrace::members()) {
+    if (isa != usable->name) continue;
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (isa == "avx2" && has_avx2) return avx2();
-  if (isa == "avx512" && has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return avx512();
+    if (isa == "avx2") return avx2();
+    if (isa == "avx512") return avx512();
 #endif
+    return portable();
+  }
   throw nb::value_error(("sampling: this machine has no instruction set " + isa).c_str());
 }
 

@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -69,12 +70,18 @@ class Packed {
       to = own_ = reserve(weight_.bytes());
     }
     const uint8_t* from = lines.data();
-    const nb::gil_scoped_release free;
-    threads.run((weight_.panels() + 3) / 4, [&](int piece) {
-      const int end = 4 * piece + 4 < weight_.panels() ? 4 * piece + 4 : weight_.panels();
-      pack(weight_, from, 4 * piece, end, to);
-    });
+    by_panels(threads, [&](int begin, int end) { pack(weight_, from, begin, end, to); });
     weight_.data = to;
+  }
+  void copy(Bytes packed, Threads& threads, OwnBytes into) {
+    require(weight_.data == nullptr, "this weight is filled already");
+    judge(packed.size(), packed.data());
+    judge(into.size(), into.data());
+    const int64_t panel = weight_.panel_bytes();
+    by_panels(threads, [&](int begin, int end) {
+      std::memcpy(into.data() + begin * panel, packed.data() + begin * panel, static_cast<size_t>((end - begin) * panel));
+    });
+    weight_.data = into.data();
   }
   void view(Bytes packed) {
     require(weight_.data == nullptr, "this weight is filled already");
@@ -88,6 +95,15 @@ class Packed {
   int64_t bytes() const { return weight_.bytes(); }
 
  private:
+  // Each thread touches the panels first that it will mostly read: Replayer::linears.
+  template <class Function>
+  void by_panels(Threads& threads, const Function& f) {
+    const nb::gil_scoped_release free;
+    const Kept kept = threads.keep_caller();
+    threads.run((weight_.panels() + 3) / 4, [&](int piece) {
+      f(4 * piece, 4 * piece + 4 < weight_.panels() ? 4 * piece + 4 : weight_.panels());
+    });
+  }
   void judge(size_t size, const uint8_t* data) const {
     require(static_cast<int64_t>(size) == weight_.bytes(), "the bytes are not those of the packed weight");
     require(reinterpret_cast<uintptr_t>(data) % 64 == 0, "a packed weight begins on a cache line");
@@ -374,12 +390,17 @@ NB_MODULE(_core, m) {
   m.def("bf16_row_bytes", &bf16_row_bytes, "Bytes of a row of activations rounded to bfloat16.");
   m.attr("MOST_DIM") = kMaxDim;
   m.attr("LAYOUT_VERSION") = kLayoutVersion;
-  nb::class_<Threads>(m, "Threads", "Compute threads, the caller among them.").def(nb::init<int>()).def_prop_ro("count", &Threads::count);
+  nb::class_<Threads>(m, "Threads", "Compute threads, the caller among them.")
+      .def(nb::init<int, Places>(), nb::arg("count"), nb::arg("places") = Places(),
+           "`places`: for each thread the processors it is kept to; none: the system's to choose.")
+      .def_prop_ro("count", &Threads::count);
   nb::class_<Packed>(m, "Packed", "A weight as the kernels read it.")
       .def(nb::init<const std::string&, int, int>())
       .def("fill", &Packed::fill, nb::arg("lines"), nb::arg("threads"), nb::arg("into").none() = nb::none(),
            nb::keep_alive<1, 4>(), "Pack the stored lines, uint8, into memory of its own or of the caller's.")
       .def("view", &Packed::view, nb::keep_alive<1, 2>(), "Use bytes that are packed already.")
+      .def("copy", &Packed::copy, nb::arg("packed"), nb::arg("threads"), nb::arg("into"), nb::keep_alive<1, 4>(),
+           "Copy bytes that are packed already into memory that the threads touch as they will read it.")
       .def("line", [](const Packed& p, int output) {
         const Weight& w = p.filled();
         require(output >= 0 && output < w.outputs, "no such output");

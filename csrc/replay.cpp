@@ -81,6 +81,7 @@ Replayer::~Replayer() { release(arena_, arena_bytes_); }
 
 void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
   const Mode mode;
+  const Kept kept = threads_->keep_caller();
   place(batch, externals);
   owner_.resize(static_cast<size_t>(batch.tokens));
   for (int r = 0; r < batch.rows; ++r) {
@@ -177,7 +178,8 @@ void Replayer::linears(const Region& region, const Batch& batch) {
   struct Part {
     LinearTask task;
     int panels;  // of one piece
-    int end;     // number of the piece after its last
+    int pieces;
+    int before(int64_t threads, int thread) const { return static_cast<int>(pieces * thread / threads); }
   };
   std::vector<Part> parts;
   parts.reserve(region.instructions.size());
@@ -186,18 +188,34 @@ void Replayer::linears(const Region& region, const Batch& batch) {
     const LinearTask task{i.weight, i.vector, raw(i.x, 0), stride_[i.x], line(i.out, 0), stride_[i.out] / 4};
     const int64_t bytes = i.weight.panel_bytes() * (n < 8 ? 1 : 4);
     const int panels = static_cast<int>(bytes >= kPieceBytes ? 1 : kPieceBytes / bytes);
-    pieces += ceil_div(i.weight.panels(), panels);
-    parts.push_back({task, panels, pieces});
+    parts.push_back({task, panels, ceil_div(i.weight.panels(), panels)});
+    pieces += parts.back().pieces;
   }
+  // In order of threads, and for each its share of every map: so it meets the same weights in every step, those that it
+  // packed and that lie on its node.
+  const int threads = threads_->count();
+  const auto before = [&](int thread) {
+    int sum = 0;
+    for (const Part& part : parts) sum += part.before(threads, thread);
+    return sum;
+  };
   threads_->run(pieces * ceil_div(n, kRowsPerPiece), [&](int piece) {
     const int from = piece / pieces * kRowsPerPiece, to = from + kRowsPerPiece < n ? from + kRowsPerPiece : n;
-    int number = piece % pieces, begin = 0;
-    const Part* part = parts.data();
-    while (number >= part->end) begin = part++->end;
-    number = (number - begin) * part->panels;
-    const Weight& w = part->task.weight;
-    const int end = number + part->panels < w.panels() ? number + part->panels : w.panels();
-    kernels_.linear[static_cast<int>(w.kind)](part->task, number, end, from, to);
+    int number = piece % pieces;
+    int thread = static_cast<int>(int64_t{number} * threads / pieces);
+    while (before(thread + 1) <= number) ++thread;
+    number -= before(thread);
+    for (const Part& part : parts) {
+      const int first = part.before(threads, thread), share = part.before(threads, thread + 1) - first;
+      if (number >= share) {
+        number -= share;
+        continue;
+      }
+      const Weight& w = part.task.weight;
+      const int begin = (first + number) * part.panels;
+      const int end = begin + part.panels < w.panels() ? begin + part.panels : w.panels();
+      return kernels_.linear[static_cast<int>(w.kind)](part.task, begin, end, from, to);
+    }
   });
 }
 

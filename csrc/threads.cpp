@@ -38,12 +38,51 @@ unsigned forks() {
   return forked.load(std::memory_order_relaxed);
 }
 
+// The processors that the calling thread may use; none where the system cannot say.
+std::vector<int> allowed() {
+  std::vector<int> found;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return found;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) found.push_back(i);
+  }
+#endif
+  return found;
+}
+
+void keep_to(const std::vector<int>& processors) {
+#if defined(__linux__)
+  if (processors.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int i : processors) {
+    if (i >= 0 && i < CPU_SETSIZE) CPU_SET(i, &set);
+  }
+  sched_setaffinity(0, sizeof set, &set);
+#else
+  (void)processors;
+#endif
+}
+
 }  // namespace
 
-Team::Team(int count) : count_(count), ranges_(new Range[static_cast<size_t>(count)]) {
+Kept::Kept(const std::vector<int>& place) {
+  if (place.empty()) return;
+  before_ = allowed();
+  keep_to(place);
+}
+
+Kept::~Kept() { keep_to(before_); }
+
+Team::Team(int count, const Places& places) : count_(count), ranges_(new Range[static_cast<size_t>(count)]) {
   workers_.reserve(static_cast<size_t>(count - 1));
   try {
-    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { worker(i); });
+    for (int i = 1; i < count; ++i) {
+      workers_.emplace_back([this, i, place = places.empty() ? std::vector<int>() : places[static_cast<size_t>(i)]] {
+        worker(i, place);
+      });
+    }
   } catch (const std::system_error& error) {
     stop();
     throw std::runtime_error("the system has no " + std::to_string(count) + " threads to give: " + error.what());
@@ -103,7 +142,8 @@ void Team::work(int own) {
   if (did > 0) done_.fetch_add(did, std::memory_order_release);
 }
 
-void Team::worker(int own) {
+void Team::worker(int own, const std::vector<int>& place) {
+  keep_to(place);
   const Mode mode;
   uint64_t seen = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
@@ -130,9 +170,12 @@ void Team::wait_for(int own, uint64_t seen) {
   sleeping_.fetch_sub(1);
 }
 
-Threads::Threads(int count) : count_(count), forks_(forks()) {
+Threads::Threads(int count, Places places) : count_(count), places_(std::move(places)), forks_(forks()) {
   if (count < 1 || count > kMost) throw std::invalid_argument("threads must be 1 to " + std::to_string(kMost));
-  team_ = std::make_unique<Team>(count);
+  if (!places_.empty() && places_.size() != static_cast<size_t>(count)) {
+    throw std::invalid_argument("places must be one for each of the threads, or none");
+  }
+  team_ = std::make_unique<Team>(count, places_);
 }
 
 Threads::~Threads() {
@@ -142,7 +185,7 @@ Threads::~Threads() {
 Team& Threads::here() {
   if (forks_ != forks()) {
     (void)team_.release();
-    team_ = std::make_unique<Team>(count_);
+    team_ = std::make_unique<Team>(count_, places_);
     forks_ = forks();
   }
   return *team_;

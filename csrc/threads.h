@@ -16,11 +16,26 @@
 
 namespace headrace {
 
+// For each thread the processors it may use; empty: the system's to choose.
+using Places = std::vector<std::vector<int>>;
+
+// Keeps the calling thread to some processors, and gives it back those it had when it ends.
+class Kept {
+ public:
+  explicit Kept(const std::vector<int>& place);
+  ~Kept();
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+ private:
+  std::vector<int> before_;
+};
+
 // The threads of one process.
 class Team {
  public:
   // std::runtime_error where the system refuses a thread.
-  explicit Team(int count);
+  Team(int count, const Places& places);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -39,7 +54,7 @@ class Team {
 
   void stop();
   void work(int own);
-  void worker(int own);
+  void worker(int own, const std::vector<int>& place);
   void wait_for(int own, uint64_t seen);
 
   const int count_;
@@ -60,13 +75,17 @@ class Threads {
  public:
   static constexpr int kMost = 1024;
 
-  // std::invalid_argument for a count outside 1 .. kMost, std::runtime_error where the system refuses a thread.
-  explicit Threads(int count);
+  // std::invalid_argument for a count outside 1 .. kMost or places of another number, std::runtime_error where the system
+  // refuses a thread. A place that the system does not grant is a wish: the thread goes where it may.
+  explicit Threads(int count, Places places = {});
   ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
   int count() const { return count_; }
+
+  // Around whatever runs many regions: the caller is the first thread, and belongs where that does.
+  Kept keep_caller() const { return Kept(places_.empty() ? std::vector<int>() : places_[0]); }
 
   // f(piece) for 0 .. pieces - 1, each once; returns when all are done. f must not throw. Not reentrant.
   template <class Function>
@@ -87,6 +106,7 @@ class Threads {
   Team& here();
 
   const int count_;
+  const Places places_;
   unsigned forks_;  // of the process when the team was made
   std::unique_ptr<Team> team_;
 };

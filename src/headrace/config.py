@@ -46,7 +46,9 @@ class ExecuteOptions:
     backend: str = option(
         "native", f"who computes: {', '.join(BACKENDS)} (the reference; needs the extra of that name)"
     )
-    threads: int | None = option(None, "compute threads; default: the cores this process was granted")
+    threads: int | None = option(
+        None, "compute threads; default: the cores this process was granted, one for each physical core from four on"
+    )
     isa: str | None = option(
         None, f"instruction set of the native kernels: {', '.join(ISAS)}; default: the best that the machine has"
     )

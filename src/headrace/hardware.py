@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 ROOT = Path("/")
+
+MANY_CORES = 4
+"""With fewer, a core's second hardware thread is worth having."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,59 @@ def granted_memory(root: Path = ROOT) -> int:
 def threads(
     option: int | None, *, root: Path = ROOT, affinity: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> Granted:
-    """How many compute threads to use, and why; both are logged. `option` is the user's --threads and wins."""
+    """How many compute threads to use, and why; both are logged. `option` is the user's --threads and wins. From
+    `MANY_CORES` physical cores on, one thread each: a core's second hardware thread shares what the first waits for.
+    """
     granted = granted_cores(root, affinity)
+    cores = len(_cores(root, os.sched_getaffinity(0) if affinity is None else range(affinity)))
+    if MANY_CORES <= cores < granted.count:
+        granted = Granted(cores, f"{cores} physical cores; {granted.reason}")
     chosen = granted if option is None else Granted(option, f"--threads; {granted.count} granted ({granted.reason})")
     log.info("%d compute threads: %s", chosen.count, chosen.reason)
     if "OMP_NUM_THREADS" in environ:
         log.info("OMP_NUM_THREADS=%s is ignored; use --threads", environ["OMP_NUM_THREADS"])
     return chosen
+
+
+def thread_nodes(
+    count: int, *, root: Path = ROOT, processors: Iterable[int] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """For each of `count` threads the processors of one node of memory that it should keep to, in shares by the nodes'
+    physical cores, consecutive threads together; empty where there is one node, and the system's scheduler knows best.
+    `processors`: those this process may use, default: asks the kernel.
+    """
+    cores = _cores(root, os.sched_getaffinity(0) if processors is None else processors)
+    nodes = dict.fromkeys(node for node, _ in cores)
+    if len(nodes) < 2:
+        return ()
+    on = {node: tuple(sorted(p for (n, _), core in cores.items() if n == node for p in core)) for node in nodes}
+    by_core = [on[node] for node, _ in cores]
+    return tuple(by_core[thread * len(by_core) // count] for thread in range(count))
+
+
+def _cores(root: Path, processors: Iterable[int]) -> dict[tuple[int, int], list[int]]:
+    """(node of memory, first hardware thread) of each physical core, in order, to those of its `processors` that may be
+    used. A processor of which the machine says nothing is a core of its own, on node 0.
+    """
+    node_of = {
+        processor: int(folder.name.removeprefix("node"))
+        for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+        for processor in _listed(_text(folder / "cpulist"))
+    }
+    cores: dict[tuple[int, int], list[int]] = {}
+    for processor in sorted(processors):
+        siblings = _listed(_text(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"))
+        key = node_of.get(processor, 0), min(siblings, default=processor)
+        cores.setdefault(key, []).append(processor)
+    return dict(sorted(cores.items()))
+
+
+def _listed(text: str) -> list[int]:
+    """The numbers of a list like 0-3,8; empty where it is none."""
+    ranges = [part.partition("-") for part in text.strip().split(",")]
+    if not all(first.isdigit() and (last or first).isdigit() for first, _, last in ranges):
+        return []
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,21 @@ def test_mapped_or_copied(model: Path, folder: Path, monkeypatch: pytest.MonkeyP
     assert np.array_equal(first.bits, second.bits)
 
 
+def test_on_several_nodes_what_is_kept_is_copied_to_where_it_is_read(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Start(model, folder)
+    mine = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr("headrace.program.native_backend.thread_nodes", lambda count: ((mine[0],), (mine[-1],)))
+    reserved: list[int] = []
+    real = native.reserve
+    monkeypatch.setattr(native, "reserve", lambda nbytes: (reserved.append(nbytes), real(nbytes))[1])
+    second = Start(model, folder)
+    assert second.hit
+    assert len(reserved) == 2, "the pool and the copy"
+    assert np.array_equal(plain.bits, second.bits)
+
+
 # the model's file is another
 
 

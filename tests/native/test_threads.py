@@ -97,3 +97,41 @@ def test_threads_that_the_system_refuses_are_an_error(smollm2: Path) -> None:
     done = run(REFUSED, str(smollm2))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the system has no 1000 threads to give"), done.stdout
+
+
+# ---- several nodes of memory, which no machine at hand has: each processor plays one
+
+
+def allowed(thread: int) -> str:
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    return next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+
+
+def test_threads_keep_to_their_nodes_and_the_caller_is_given_back() -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    before = set(os.listdir("/proc/self/task"))
+    threads = native.Threads(2, [[mine[0]], [mine[-1]]])
+    weight = stored(np.random.default_rng(1).standard_normal((500, 64), np.float32))
+    want = packed(weight, threads).data().tobytes()
+    (worker,) = set(os.listdir("/proc/self/task")) - before
+    assert allowed(int(worker)) == str(mine[-1])
+    assert sorted(os.sched_getaffinity(0)) == mine
+    assert want == packed(weight, native.Threads(1)).data().tobytes()
+
+
+def test_a_place_that_is_not_granted_is_a_wish() -> None:
+    threads = native.Threads(2, [[1023], [1023]])
+    weight = stored(np.random.default_rng(1).standard_normal((500, 64), np.float32))
+    assert packed(weight, threads).line(3).shape == (64,)
+    with pytest.raises(ValueError, match="places must be one for each"):
+        native.Threads(2, [[0]])
+
+
+def test_nodes_change_no_answer(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    answers = []
+    for nodes in ((), ((mine[0],), (mine[-1],))):
+        monkeypatch.setattr("headrace.program.native_backend.thread_nodes", lambda count, nodes=nodes: nodes)
+        with LLM(smollm2, context=128, threads=2, pool_bytes=1 << 24, weight_cache=False) as llm:
+            answers.append(llm.generate("Once upon a time", GREEDY)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1]

@@ -205,3 +205,54 @@ def test_a_system_that_does_not_tell_of_its_memory(tmp_path: Path) -> None:
 def test_huge_pages_are_granted(tmp_path: Path, text: str | None, granted: bool) -> None:
     files = {} if text is None else {"sys/kernel/mm/transparent_hugepage/enabled": text}
     assert hardware.grants_huge_memory(tree(tmp_path, files)) == granted
+
+
+# ---- physical cores, and the nodes of memory they stand on
+
+
+def machine(root: Path, siblings: dict[int, str], nodes: dict[int, str]) -> Path:
+    """Of each processor the hardware threads of its core, of each node its processors."""
+    cores = {f"sys/devices/system/cpu/cpu{p}/topology/thread_siblings_list": told for p, told in siblings.items()}
+    return tree(root, cores | {f"sys/devices/system/node/node{n}/cpulist": told for n, told in nodes.items()})
+
+
+TWO_THREADS_EACH = {p: f"{p % 4},{p % 4 + 4}" for p in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("siblings", "count"),
+    [
+        (TWO_THREADS_EACH, 4),  # the second threads are the processors 4 to 7
+        ({p: f"{p & ~1}-{p | 1}" for p in range(8)}, 4),  # they are the odd ones
+        ({p: str(p) for p in range(8)}, 8),
+        ({p: f"{p & ~3}-{p | 3}" for p in range(8)}, 8),  # two cores of four threads: few cores use them all
+        ({}, 8),
+        (dict.fromkeys(range(8), "?"), 8),
+    ],
+)
+def test_one_thread_for_each_physical_core(tmp_path: Path, siblings: dict[int, str], count: int) -> None:
+    granted = hardware.threads(None, root=machine(tmp_path, siblings, {}), affinity=8, environ={})
+    assert granted.count == count
+    assert ("physical" in granted.reason) == (count == 4)
+
+
+def test_a_quota_or_an_option_below_the_physical_cores_is_kept(tmp_path: Path) -> None:
+    root = machine(v2(tmp_path, "/", {"cpu.max": "200000 100000"}), TWO_THREADS_EACH, {})
+    assert hardware.threads(None, root=root, affinity=8, environ={}).count == 2
+    assert hardware.threads(7, root=root, affinity=8, environ={}).count == 7
+
+
+def test_threads_are_shared_out_to_nodes_by_their_cores(tmp_path: Path) -> None:
+    """Node 0 has the cores (0, 4), (1, 5) and (2, 6), node 1 has (3, 7)."""
+    root = machine(tmp_path, TWO_THREADS_EACH, {0: "0-2,4-6", 1: "3,7"})
+    zero, one = (0, 1, 2, 4, 5, 6), (3, 7)
+    assert hardware.thread_nodes(4, root=root, processors=range(8)) == (zero, zero, zero, one)
+    assert hardware.thread_nodes(8, root=root, processors=range(8)) == (zero,) * 6 + (one,) * 2
+    assert hardware.thread_nodes(2, root=root, processors=range(8)) == (zero, zero)
+    assert hardware.thread_nodes(2, root=root, processors=[0, 4, 3]) == ((0, 4), (3,))
+
+
+def test_on_one_node_the_system_places_threads(tmp_path: Path) -> None:
+    root = machine(tmp_path, TWO_THREADS_EACH, {0: "0-2,4-6", 1: "3,7"})
+    assert hardware.thread_nodes(4, root=root, processors=[0, 1, 2, 4]) == ()
+    assert hardware.thread_nodes(4, root=tmp_path / "none", processors=range(8)) == ()

@@ -12,6 +12,7 @@ from headrace import native
 from headrace.cache.pool import Pool
 from headrace.errors import OptionError
 from headrace.formats.format import Format
+from headrace.hardware import thread_nodes
 from headrace.program.backend import (
     Batch,
     BytesTaken,
@@ -64,15 +65,18 @@ class NativeBackend:
     ) -> NativeRunner:
         """Packed copies of the weights that the program names; the stored ones are not needed afterwards."""
         check(program, weights)
+        nodes = thread_nodes(threads)
         try:
-            workers = native.Threads(threads)
+            workers = native.Threads(threads, nodes)
         except RuntimeError as error:
             raise OptionError(str(error), "threads") from error
         named = dict.fromkeys(name for op in (*program.body, *program.head) for name in op.weights)
         used = {name: weights[name] for name in named if name in weights}
         vectors = dict(program.constants)
         vectors.update((name, weight.dense()) for name, weight in used.items() if len(weight.shape) != 2)
-        matrices = _packed({name: w for name, w in used.items() if len(w.shape) == 2}, workers, progress, store)
+        matrices = _packed(
+            {name: w for name, w in used.items() if len(w.shape) == 2}, workers, progress, store, spread=bool(nodes)
+        )
         lowered = lower(program, weights, fuse=self.fuse)
         return NativeRunner(program, lowered, matrices, vectors, pool, workers, self.isa)
 
@@ -105,18 +109,26 @@ def _how(kind: str, matrix: Shaped | None) -> str:
 
 
 def _packed(
-    weights: Mapping[str, Format], workers: native.Threads, progress: BytesTaken | None, store: PackedStore | None
+    weights: Mapping[str, Format],
+    workers: native.Threads,
+    progress: BytesTaken | None,
+    store: PackedStore | None,
+    *,
+    spread: bool,
 ) -> dict[str, native.Packed]:
-    """The matrices, packed: those of the store, or made here and given to it. All lie in one piece of memory."""
+    """The matrices, packed: those of the store, or made here and given to it. All lie in one piece of memory. `spread`:
+    what is kept is copied, so that each part of it comes to lie on the node of the thread that reads it."""
     matrices = {name: native.Packed(weight.name, *weight.shape) for name, weight in weights.items()}
     layout = _layout(weights, matrices)
     kept = store.get(layout) if store is not None else None
-    memory = native.reserve(layout.nbytes) if kept is None else kept
+    memory = native.reserve(layout.nbytes) if kept is None or spread else kept
     total, done = sum(weight.nbytes for weight in weights.values()), 0
     for part in layout.parts:
         place = memory[part.start : part.start + part.nbytes]
         if kept is None:
             matrices[part.name].fill(weights[part.name].data.reshape(-1), workers, place)
+        elif spread:
+            matrices[part.name].copy(kept[part.start : part.start + part.nbytes], workers, place)
         else:
             matrices[part.name].view(place)
         done += weights[part.name].nbytes

@@ -80,7 +80,7 @@ void release(uint8_t* data, int64_t bytes) {
 Replayer::~Replayer() { release(arena_, arena_bytes_); }
 
 void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
-  const Mode mode;
+  const Mode mode(Denormals::flushed);
   const Kept kept = threads_->keep_caller();
   place(batch, externals);
   owner_.resize(static_cast<size_t>(batch.tokens));

@@ -144,7 +144,7 @@ void Team::work(int own) {
 
 void Team::worker(int own, const std::vector<int>& place) {
   keep_to(place);
-  const Mode mode;
+  const Mode mode(Denormals::flushed);
   uint64_t seen = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
     wait_for(own, seen);

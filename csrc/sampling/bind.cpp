@@ -13,14 +13,17 @@
 #include <vector>
 
 #include "../isa.h"
+#include "../mode.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
 using namespace headrace::sampling;
+using headrace::Denormals;
+using headrace::Mode;
 
 namespace {
 
-// A peak comes as float64 and is made a float32 within DefaultMode: it may be a denormal.
+// A peak comes as float64 and is made a float32 where denormals are kept: it may be one.
 
 using Lines = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Line = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -87,7 +90,7 @@ class Sampling {
   nb::tuple peaks(const Lines& lines) const { return picked(lines, std::vector<Knobs>(lines.shape(0))); }
 
   nb::tuple pick(const Lines& lines, const nb::sequence& knobs) const {
-    const DefaultMode mode;  // for the checks too
+    const Mode mode(Denormals::kept);  // for the checks too
     std::vector<Knobs> rows;
     for (nb::handle each : knobs) rows.push_back(knobs_of(each));
     if (rows.size() != lines.shape(0)) throw nb::value_error("sampling: one tuple of knobs for each line");
@@ -101,14 +104,14 @@ class Sampling {
   double log_total(const Line& line, double peak, double temperature) const {
     check_width(width(line));
     const nb::gil_scoped_release released;
-    const DefaultMode mode;
+    const Mode mode(Denormals::kept);
     return headrace::sampling::log_total(passes_, line.data(), width(line), static_cast<float>(peak), temperature);
   }
 
   int64_t rank(const Line& line, int64_t token) const {
     check_token(token, width(line));
     const nb::gil_scoped_release released;
-    const DefaultMode mode;
+    const Mode mode(Denormals::kept);
     return headrace::sampling::rank(passes_, line.data(), width(line), token);
   }
 
@@ -116,7 +119,7 @@ class Sampling {
     Scratch& memory = scratch();
     {
       const nb::gil_scoped_release released;
-      const DefaultMode mode;
+      const Mode mode(Denormals::kept);
       headrace::sampling::top(passes_, line.data(), width(line), k, memory);
     }
     return array_of(std::vector<int64_t>(memory.order.begin(), memory.order.end()));
@@ -127,7 +130,7 @@ class Sampling {
     const std::vector<int64_t> all = weights_of(line, peak, temperature);
     if (target < 1 || target > std::accumulate(all.begin(), all.end(), int64_t{0}))
       throw nb::value_error("sampling: a nucleus needs a target from 1 to the sum of the weights");
-    const DefaultMode mode;
+    const Mode mode(Denormals::kept);
     return headrace::sampling::nucleus(passes_, line.data(), width(line), static_cast<float>(peak), temperature, target,
                                         scratch());
   }
@@ -140,7 +143,7 @@ class Sampling {
     Score found;
     {
       const nb::gil_scoped_release released;
-      const DefaultMode mode;
+      const Mode mode(Denormals::kept);
       found = headrace::sampling::score(passes_, line.data(), width(line), static_cast<float>(peak), temperature, token,
                                         k, memory, logprobs);
     }
@@ -155,7 +158,7 @@ class Sampling {
   std::vector<int64_t> weights_of(const Line& line, double peak, double temperature) const {
     std::vector<int64_t> out(line.shape(0));
     const nb::gil_scoped_release released;
-    const DefaultMode mode;
+    const Mode mode(Denormals::kept);
     headrace::sampling::weights(passes_, line.data(), width(line), static_cast<float>(peak), temperature, out.data());
     return out;
   }
@@ -167,7 +170,7 @@ class Sampling {
     std::vector<float> logits(knobs.size());
     {
       const nb::gil_scoped_release released;
-      const DefaultMode mode;
+      const Mode mode(Denormals::kept);
       for (size_t i = 0; i < knobs.size(); ++i) {
         const Choice choice = headrace::sampling::pick(passes_, lines.data() + i * n, n, knobs[i], scratch());
         tokens[i] = choice.token;

@@ -6,10 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace headrace::sampling {
 namespace {
 
@@ -380,15 +376,5 @@ Score score(const Passes& passes, const float* x, int64_t n, float peak, double 
   return {logprob(x[token], peak, temperature, total),
           among ? found - scratch.order.begin() + 1 : rank(passes, x, n, token)};
 }
-
-// ---- the float mode
-
-#if defined(__x86_64__)
-DefaultMode::DefaultMode() : former_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-DefaultMode::~DefaultMode() { _mm_setcsr(former_); }
-#else
-DefaultMode::DefaultMode() : former_(0) {}
-DefaultMode::~DefaultMode() = default;
-#endif
 
 }  // namespace headrace::sampling

@@ -94,16 +94,4 @@ double logprob(float x, float peak, double temperature, double total);
 Score score(const Passes& passes, const float* x, int64_t n, float peak, double temperature, int64_t token, int64_t k,
             Scratch& scratch, std::vector<double>& logprobs);
 
-// The processor's default float mode while it lives (denormals kept, nearest even), then the former one.
-class DefaultMode {
- public:
-  DefaultMode();
-  ~DefaultMode();
-  DefaultMode(const DefaultMode&) = delete;
-  DefaultMode& operator=(const DefaultMode&) = delete;
-
- private:
-  unsigned former_;
-};
-
 }  // namespace headrace::sampling

@@ -248,7 +248,7 @@ def blueprint() -> Any:
     groups = [SimpleNamespace(window=None), SimpleNamespace(window=512), SimpleNamespace(window=512)]
     return SimpleNamespace(
         members=(Member("linear", "Q8_0", 7, "native avx2", "int8 inputs"),),
-        members_because="avx2 is the best",
+        backend=SimpleNamespace(because="avx2 is the best"),
         checkpoint=SimpleNamespace(
             path=Path("/m/x.gguf"),
             source=SimpleNamespace(

@@ -86,7 +86,7 @@ def describe(model: str, plan: Blueprint) -> dict[str, Any]:
         "options": dict(_flat(plan.options)),
         "threads_because": plan.threads.reason,
         "kernels": [asdict(member) for member in plan.members],
-        "kernels_because": plan.members_because,
+        "kernels_because": plan.backend.because,
     }
 
 

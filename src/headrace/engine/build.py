@@ -67,7 +67,7 @@ class Blueprint:
     limits: Limits
     members: tuple[Member, ...]
     """Who serves which operation."""
-    members_because: str
+    backend: Backend
 
     @property
     def context(self) -> int:
@@ -105,7 +105,7 @@ def plan_engine(path: Path, options: Options) -> Blueprint:
     )
     limits = Limits(context=context, vocab=program.vocab, pool_tokens=blocks.most_tokens)
     members = tuple(backend.members(program, announced))
-    return Blueprint(checkpoint, program, options, granted, memory, limits, members, backend.because)
+    return Blueprint(checkpoint, program, options, granted, memory, limits, members, backend)
 
 
 def _pool(program: Program, options: Options, context: int) -> tuple[PoolShape, Blocks]:
@@ -251,7 +251,7 @@ def load(
         tell(f"loading {checkpoint.name}", done, total)
 
     weights = load_weights(checkpoint)
-    runner = _backend(plan.options.execute).load(program, weights, pool, plan.threads.count, taken, store)
+    runner = plan.backend.load(program, weights, pool, plan.threads.count, taken, store)
     log.info("%s is loaded: %s", checkpoint.name, resident() or "its memory is not known")
     scheduler = Scheduler(
         Blocks(plan.memory.pool.blocks, [group.window for group in program.kv.groups]),

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize golden golden-compare fuzz bench perplexity peers clean
+.PHONY: build check test sanitize golden golden-compare fuzz bench perplexity agreement soak peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -33,6 +33,12 @@ bench:            ## what continuous batching brings on this machine (MODEL=...)
 
 perplexity:       ## what the number formats cost on TEXT (MODELS="a.gguf ..."), beside the float32 reference; an hour
 	python bench/perplexity.py $(TEXT) $(MODELS) --reference
+
+agreement:        ## greedy answers beside the float32 reference's (MODELS="a.gguf ..."), a minute per file
+	python bench/agreement.py $(MODELS)
+
+soak:             ## ten thousand short requests: is resident memory flat? (MODEL=...)
+	python bench/soak.py $(or $(MODEL),smollm2-135m)
 
 peers:            ## Headrace beside other engines (MODELS="a.gguf ..."); bench/peers/README.md
 	python -m bench.peers $(MODELS)

@@ -1,6 +1,6 @@
 """Headrace and its peers on the same files, threads and machine; Markdown on standard output.
 
-    python -m bench.peers MODEL.gguf ... [--threads 2] [--repeat 5] [--lines decode,prefill] [--json out.json]
+    python -m bench.peers MODEL ... [--threads 2] [--repeat 5] [--lines decode,prefill] [--json out.json]
 
 Run it in the repository, on a machine with nothing else to do. Each repetition runs every engine once, in turn, each in
 a process of its own, in the other order the next time. README.md says how each engine is installed and set.
@@ -55,7 +55,7 @@ def compare(
             cells[peer.name, line.name].error = str(error)
 
     for peer in peers:
-        note(f"{model.stem}: {peer.name} prepares")
+        note(f"{title(model)}: {peer.name} prepares")
         try:
             chosen[peer.name] = peer.prepare(model, lines)
         except PeerError as error:
@@ -63,7 +63,7 @@ def compare(
     for repetition in range(repeat):
         ceilings.measure()
         for peer in list(running)[:: -1 if repetition % 2 else 1]:
-            note(f"{model.stem}: {peer.name}, {repetition + 1} of {repeat}")
+            note(f"{title(model)}: {peer.name}, {repetition + 1} of {repeat}")
             try:
                 figures = peer.measure(model, lines)
             except PeerError as error:
@@ -72,6 +72,10 @@ def compare(
             for name, value in figures.items():
                 cells[peer.name, name].runs.append(value)
     return cells, chosen
+
+
+def title(model: Path) -> str:
+    return model.name if model.is_dir() else model.stem
 
 
 def note(text: str) -> None:
@@ -105,13 +109,13 @@ def main() -> None:
         size = sizes(model)
         for line in lines:
             of_line = {peer.name: cells[peer.name, line.name] for peer in peers}
-            rows.append(Row(model.stem, line, of_line, work(line, size)))
+            rows.append(Row(title(model), line, of_line, work(line, size)))
     print(markdown(rows, machine), machine_markdown(machine, processor(), args.threads), sep="\n\n")
     if args.json:
         said = {
             "machine": {"processor": processor(), "threads": args.threads, "isa": args.isa, "runs": ceilings.runs},
             "versions": versions,
-            "options": {model.stem: chosen for model, _, chosen in measured},
+            "options": {title(model): chosen for model, _, chosen in measured},
             "rows": data(rows, machine),
         }
         args.json.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")

@@ -55,6 +55,8 @@ class LlamaCpp:
             raise PeerError(f"not built in {self.bin}: see build_llama_cpp.py") from None
 
     def prepare(self, model: Path, lines: Sequence[Line]) -> str:
+        if model.is_dir():
+            raise PeerError("it reads no safetensors")
         said = []
         for line in lines:
             if line is START:

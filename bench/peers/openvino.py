@@ -28,6 +28,8 @@ class OpenVINO:
         return installed_version(self.python, "openvino-genai")
 
     def prepare(self, model: Path, lines: Sequence[Line]) -> str:
+        if model.is_dir():
+            raise PeerError("it reads no safetensors")
         run_engine(self.python, "openvino", model, lines[:1], self.setting)
         return f"default options, up to {STEP_TOKENS} tokens in a step"
 

@@ -86,7 +86,7 @@ def machine_markdown(machine: Machine, name: str, threads: int) -> str:
         f"Machine: {name}, {threads} threads. It reads {machine.read_1gb / 1e9:.1f} GB/s (90 MB: "
         f"{machine.read_90mb / 1e9:.1f}) and multiplies {machine.int8 / 1e12:.2f} T int8 ({machine.int8_loop}) or "
         f"{machine.float32 / 1e12:.2f} T float32 per second. The ceiling is the longer of reading the step's bytes and "
-        "of its products in int8."
+        "of its products, in int8 or, for a folder of safetensors, in float32."
     )
 
 
@@ -97,7 +97,7 @@ def _cell(row: Row, cell: Cell, machine: Machine) -> dict[str, Any]:
     if cell.median and row.work:
         step = row.work.tokens / cell.median
         said["share_of_read"] = (row.work.weights + row.work.kv) / step / machine.read(row.work.weights)
-        said["share_of_int8"] = row.work.products / step / machine.int8
+        said["share_of_products"] = row.work.products / step / row.work.multiplied(machine)
     return said
 
 

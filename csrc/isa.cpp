@@ -5,6 +5,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace headrace {
 namespace {
@@ -13,12 +17,13 @@ namespace {
 struct Feature {
   const char* name;
   unsigned leaf;
-  int word;  // 1: ebx, 2: ecx
+  int word;  // 1: ebx, 2: ecx, 3: edx
   int bit;
 };
 constexpr Feature kAvx2[] = {{"FMA", 1, 2, 12}, {"F16C", 1, 2, 29}, {"AVX2", 7, 1, 5}};
 constexpr Feature kAvx512[] = {{"AVX512F", 7, 1, 16},  {"AVX512DQ", 7, 1, 17}, {"AVX512BW", 7, 1, 30},
                                {"AVX512VL", 7, 1, 31}, {"AVX512_VNNI", 7, 2, 11}};
+[[maybe_unused]] constexpr Feature kAmx[] = {{"AMX_TILE", 7, 3, 24}, {"AMX_INT8", 7, 3, 25}, {"AMX_BF16", 7, 3, 22}};
 
 bool has(const Feature& f) {
   unsigned word[4] = {};
@@ -33,6 +38,17 @@ uint64_t granted() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
+// Linux gives tiles to processes that ask for them, as one's registers become larger by 8 KiB. Asked once.
+[[maybe_unused]] bool tiles_granted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM; XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
 template <size_t n>
 std::string lacking(const Feature (&features)[n], uint64_t state) {
   std::string out;
@@ -41,6 +57,20 @@ std::string lacking(const Feature (&features)[n], uint64_t state) {
   }
   if (out.empty() && (granted() & state) != state) out = "the system does not keep its registers";
   return out;
+}
+
+std::string lacking_avx512() {
+  const std::string less = lacking(kAvx2, 6);
+  return less.empty() ? lacking(kAvx512, 0xe6) : less;
+}
+
+std::string lacking_amx() {
+  std::string less = lacking_avx512();
+#ifndef HEADRACE_EMULATE_TILES
+  if (less.empty()) less = lacking(kAmx, 0x600e6);
+  if (less.empty() && !tiles_granted()) less = "the system does not grant its tiles to this process";
+#endif
+  return less;
 }
 #endif
 
@@ -51,10 +81,8 @@ struct Member {
 
 const Member kMembers[] = {
 #if defined(__x86_64__)
-    {avx512_kernels, [] {
-       const std::string less = lacking(kAvx2, 6);
-       return less.empty() ? lacking(kAvx512, 0xe6) : less;
-     }},
+    {avx512_kernels, lacking_avx512},
+    {amx_kernels, lacking_amx},  // behind AVX-512 as long as no hardware has run it: docs/decisions/0008-amx.md
     {avx2_kernels, [] { return lacking(kAvx2, 6); }},
 #endif
     {portable_kernels, [] { return std::string(); }},

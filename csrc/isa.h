@@ -9,10 +9,10 @@
 
 namespace headrace {
 
-// The usable members, best first; "portable" is always the last.
+// The usable members, the default first; "portable" is always the last.
 std::vector<const Kernels*> members();
 
-// Every member there is, best first, with the reason why it cannot be used here; empty: it can.
+// Every member there is, in that order, with the reason why it cannot be used here; empty: it can.
 std::vector<std::pair<std::string, std::string>> survey();
 
 // The member of that name. std::invalid_argument, naming the usable ones, where it is none of them.

@@ -73,7 +73,8 @@ enum class Activation : int { silu, gelu_tanh };
 
 struct Kernels {
   const char* name;
-  int rows;  // that a linear map keeps in registers
+  int rows;    // that a linear map keeps in registers
+  int panels;  // that it multiplies together, where there are many rows
 
   // The outputs of panels [begin, end) for rows [from, to); by kind of weight.
   void (*linear[15])(const LinearTask&, int begin, int end, int from, int to);
@@ -95,10 +96,13 @@ struct Kernels {
   void (*attend_segment)(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segment, float* sums);
   void (*attend_merged)(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segments,
                         const float* sums);
+  // Leaves the calling thread's registers as another's code expects them, after any number of calls. Or null: always so.
+  void (*rest)();
 };
 
 const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
 
 }  // namespace headrace

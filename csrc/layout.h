@@ -99,8 +99,14 @@ struct ActivationGroup {
   int16_t half[2];  // -(sum of the first 16 codes), -(sum of the last 16)
 };
 
-// Bytes of a row of activations as a weight of that kind takes them; a multiple of 64.
-constexpr int64_t int8_row_bytes(int inputs) { return up(up(inputs, 64) * 3 / 2, 64); }
-constexpr int64_t bf16_row_bytes(int inputs) { return up(inputs, 32) * 4; }  // float32 numbers rounded to bfloat16
+// A row of activations for bfloat16 weights: float32 numbers rounded to bfloat16, filled up to 32; then, where kernels have
+// tiles, the same numbers as bfloat16.
+constexpr int64_t bf16_copy_at(int inputs) { return up(inputs, 32) * 4; }
+
+// Bytes of a row of activations as a weight of that kind takes them: an odd number of cache lines. So the same place of 16 rows,
+// which one tile reads, lies in 16 sets of the first cache; a stride of 4 KiB would have them push each other out.
+constexpr int64_t odd_lines(int64_t bytes) { return up(bytes, 64) | 64; }
+constexpr int64_t int8_row_bytes(int inputs) { return odd_lines(up(inputs, 64) * 3 / 2); }
+constexpr int64_t bf16_row_bytes(int inputs) { return odd_lines(bf16_copy_at(inputs) + up(inputs, 32) * 2); }
 
 }  // namespace headrace

@@ -5,9 +5,6 @@
 
 #include "kernels.h"
 
-#define ALWAYS inline __attribute__((always_inline))
-#define NEVER __attribute__((noinline))
-
 namespace headrace {
 namespace {
 
@@ -21,6 +18,7 @@ namespace {
 constexpr Kernels kMember = {
     MEMBER_NAME,
     Lanes::kRows,
+    1,
     {linear<0>, linear<1>, linear<2>, linear<3>, linear<4>, linear<5>, linear<6>, linear<7>, linear<8>, linear<9>,
      linear<10>, linear<11>, linear<12>, linear<13>, linear<14>},
     to_int8,
@@ -35,6 +33,7 @@ constexpr Kernels kMember = {
     attend,
     attend_segment,
     attend_merged,
+    nullptr,
 };
 
 }  // namespace

@@ -96,6 +96,7 @@ void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
       default: rows(region, batch); break;
     }
   }
+  if (kernels_.rest != nullptr) kernels_.rest();  // of the caller; workers only ever run kernels
 }
 
 // Where each slot begins in this run.
@@ -188,7 +189,8 @@ void Replayer::linears(const Region& region, const Batch& batch) {
   for (const Instruction& i : region.instructions) {
     const LinearTask task{i.weight, i.vector, raw(i.x, 0), stride_[i.x], line(i.out, 0), stride_[i.out] / 4};
     const int64_t bytes = i.weight.panel_bytes() * (n < 8 ? 1 : 4);
-    const int panels = static_cast<int>(bytes >= kPieceBytes ? 1 : kPieceBytes / bytes);
+    int panels = static_cast<int>(bytes >= kPieceBytes ? 1 : kPieceBytes / bytes);
+    if (n >= kTile && panels < kernels_.panels) panels = kernels_.panels;
     parts.push_back({task, panels, ceil_div(i.weight.panels(), panels)});
     pieces += parts.back().pieces;
   }

@@ -49,12 +49,18 @@ struct Tile {
   alignas(64) float acc[kTile][kMaxDim];      // of this segment
   alignas(64) float merged[kTile][kMaxDim];   // of the segments before
   alignas(64) float p[kTile][kBlock];
+  alignas(64) uint16_t short_q[kTile][kMaxDim], short_p[kTile][kBlock];  // the same as bfloat16, where tiles read them
   float m[kTile], l[kTile], merged_m[kTile], merged_l[kTile];
   int position[kTile];
   bool live[kTile];  // sees something of the block at hand
 };
 
 constexpr float kNothing = -__builtin_inff();
+
+ALWAYS Lanes::F scaled(const Lanes::F& product, float scale, float cap) {
+  const Lanes::F s = Lanes::mul(product, Lanes::set(scale));
+  return cap > 0.0f ? cap_of(s, Lanes::set(cap)) : s;
+}
 
 // Scores of R lines against `wide` times 16 keys, from half `half` on.
 template <bool bf16, int R, int wide>
@@ -85,9 +91,7 @@ ALWAYS void score(const Head<bf16>& head, int half, Tile& t, int line, float sca
   }
   for (int h = 0; h < wide; ++h) {
     for (int r = 0; r < R; ++r) {
-      Lanes::F s = Lanes::mul(sum[h][r], Lanes::set(scale));
-      if (cap > 0.0f) s = cap_of(s, Lanes::set(cap));
-      Lanes::store(t.p[line + r] + 16 * (half + h), s);
+      Lanes::store(t.p[line + r] + 16 * (half + h), scaled(sum[h][r], scale, cap));
     }
   }
 }
@@ -177,8 +181,16 @@ ALWAYS void block_of(const Head<bf16>& head, Tile& t, int line, int first, const
   if (d < head.dim) mix<bf16, R, 1>(head, t, line, d);
 }
 
+// All lines of a bfloat16 pool at once, by tiles: kernels/tiles.h.
+constexpr int kTileLines = 4;  // least, and a multiple of 32 channels
+template <bool bf16>
+void tile_block(const Head<bf16>& head, Tile& t, int lines, int first, const AttendTask& task);
+
 template <bool bf16>
 ALWAYS void walk(const Head<bf16>& head, Tile& t, int lines, int first, const AttendTask& task) {
+  if constexpr (bf16 && Lanes::kTiles) {
+    if (lines >= kTileLines && head.dim % 32 == 0) return tile_block(head, t, lines, first, task);
+  }
   constexpr int most = Lanes::kAttendRows;
   int line = 0;
   for (; line + most <= lines; line += most) block_of<bf16, most>(head, t, line, first, task);
@@ -217,14 +229,15 @@ struct Lines {
   }
 };
 
-template <bool bf16>
+template <bool bf16, class L = Lanes>
 ALWAYS void begin(const Lines& lines, Tile& t) {
   const AttendTask& task = lines.task;
   for (int i = 0; i < lines.count; ++i) {
     const float* q = task.q + lines.at(i, task.q_stride);
     for (int d = 0; d < task.pool.dim; d += kLanes) {
-      const Lanes::F x = Lanes::load(q + d);
-      Lanes::store(t.q[i] + d, bf16 ? bf16_of(x) : x);
+      const Lanes::F x = bf16 ? bf16_of(Lanes::load(q + d)) : Lanes::load(q + d);
+      Lanes::store(t.q[i] + d, x);
+      if constexpr (bf16 && L::kTiles) L::store_bfloat(t.short_q[i] + d, x);
       Lanes::store(t.acc[i] + d, Lanes::zero());
       Lanes::store(t.merged[i] + d, Lanes::zero());
     }

@@ -46,6 +46,25 @@ ALWAYS void add_quads(const uint8_t* codes, const Int8Rows& x, int input, Lanes:
   }
 }
 
+ALWAYS Lanes::I halves_of(const ActivationGroup& a) {
+  int32_t both;
+  std::memcpy(&both, a.half, 4);
+  return Lanes::set_i(both);
+}
+
+// acc and what one group adds: `sum` is of (code - zero) x activation, and of both halves' with their sub-scales.
+template <int kind>
+ALWAYS Lanes::F with_group(const Lanes::F& acc, const Lanes::F& sum, const Scales<kind>& scales, const ActivationGroup& a) {
+  constexpr WeightShape shape = kShapes[kind];
+  Lanes::F t = Lanes::mul(sum, scales.d);
+  if constexpr (shape.sub == 16 && shape.minima) {
+    const Lanes::I minima = Lanes::dot2(Lanes::zero_i(), scales.minima, halves_of(a));
+    t = Lanes::fma(Lanes::to_float(minima), scales.m, t);
+  }
+  const Lanes::F more = Lanes::fma(t, Lanes::set(a.scale), acc);
+  return shape.sub != 16 && shape.minima ? Lanes::fma(Lanes::set(a.sum), scales.m, more) : more;
+}
+
 template <int kind, int R>
 ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input, Lanes::F (&acc)[R]) {
   using C = Codes<kind>;
@@ -79,23 +98,11 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
   }
   for (int r = 0; r < R; ++r) {
     const ActivationGroup& a = x.groups(r)[at];
-    if constexpr (shape.sub == 16) {
-      int32_t halves;
-      std::memcpy(&halves, a.half, 4);
-      const Lanes::I pair = Lanes::set_i(halves);
-      if constexpr (shape.minima) {
-        const Lanes::I minima = Lanes::dot2(Lanes::zero_i(), scales.minima, pair);
-        const Lanes::F t = Lanes::fma(Lanes::to_float(minima), scales.m, Lanes::mul(Lanes::to_float(sum[r]), scales.d));
-        acc[r] = Lanes::fma(t, Lanes::set(a.scale), acc[r]);
-      } else {
-        const Lanes::I zero = Lanes::template shl<shape.zero_log2>(Lanes::dot2(Lanes::zero_i(), scales.pair, pair));
-        const Lanes::F t = Lanes::mul(Lanes::to_float(Lanes::add_i(sum[r], zero)), scales.d);
-        acc[r] = Lanes::fma(t, Lanes::set(a.scale), acc[r]);
-      }
-    } else {
-      acc[r] = Lanes::fma(Lanes::mul(Lanes::to_float(sum[r]), scales.d), Lanes::set(a.scale), acc[r]);
-      if constexpr (shape.minima) acc[r] = Lanes::fma(Lanes::set(a.sum), scales.m, acc[r]);
+    if constexpr (shape.sub == 16 && !shape.minima) {
+      const Lanes::I zero = Lanes::dot2(Lanes::zero_i(), scales.pair, halves_of(a));
+      sum[r] = Lanes::add_i(sum[r], Lanes::template shl<shape.zero_log2>(zero));
     }
+    acc[r] = with_group(acc[r], Lanes::to_float(sum[r]), scales, a);
   }
 }
 
@@ -161,6 +168,19 @@ NEVER void wide_panel(const uint8_t* panel, int inputs, int outputs, const float
   for (int r = 0; r < R; ++r) acc[r] = Lanes::load(out[r]);
 }
 
+// A row's outputs of one panel, the bias added.
+ALWAYS void put(const LinearTask& t, int panel, int row, Lanes::F acc) {
+  const int first = panel * kLanes;
+  const int outputs = t.weight.outputs - first < kLanes ? t.weight.outputs - first : kLanes;
+  if (t.bias != nullptr) acc = Lanes::add(acc, Lanes::load_first(t.bias + first, outputs));
+  float* y = t.y + row * t.y_stride + first;
+  if (outputs == kLanes) {
+    Lanes::store(y, acc);
+  } else {
+    Lanes::store_first(y, acc, outputs);
+  }
+}
+
 template <int kind, int R>
 ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
   const Weight& w = t.weight;
@@ -179,15 +199,7 @@ ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
       wide_panel<kind == static_cast<int>(WeightKind::f16), R>(at, w.inputs, outputs, rows, stride, acc);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    if (t.bias != nullptr) acc[r] = Lanes::add(acc[r], Lanes::load_first(t.bias + first, outputs));
-    float* y = t.y + (row + r) * t.y_stride + first;
-    if (outputs == kLanes) {
-      Lanes::store(y, acc[r]);
-    } else {
-      Lanes::store_first(y, acc[r], outputs);
-    }
-  }
+  for (int r = 0; r < R; ++r) put(t, panel, row + r, acc[r]);
 }
 
 // The outputs of panels [begin, end) for rows [from, to).

@@ -1,5 +1,8 @@
 // Elementary functions on lanes: polynomials of our own, the same operations in the same order on every instruction set.
 
+#define ALWAYS inline __attribute__((always_inline))
+#define NEVER __attribute__((noinline))
+
 // e^x, relative error below 1e-7; below -87.3 and above 88.3 as at those. NaN stays NaN. exp(0) is exactly 1.
 ALWAYS Lanes::F exp_of(Lanes::F x) {
   x = Lanes::max(Lanes::set(-87.3f), x);

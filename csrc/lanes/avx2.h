@@ -6,6 +6,7 @@ struct Lanes {
   static constexpr int kAttendWide = 1;
   static constexpr bool kSignedBytes = true;
   static constexpr bool kWords = true;
+  static constexpr bool kTiles = false;
 
   struct F {
     __m256 low, high;

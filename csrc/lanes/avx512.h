@@ -6,6 +6,7 @@ struct Lanes {
   static constexpr int kAttendWide = 2;
   static constexpr bool kSignedBytes = false;
   static constexpr bool kWords = false;
+  static constexpr bool kTiles = false;
   using F = __m512;
   using I = __m512i;
   using B = __m512i;

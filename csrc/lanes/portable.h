@@ -13,6 +13,7 @@ struct Lanes {
   static constexpr int kAttendWide = 1;       // times 16 keys or channels at a time, 1 or 2
   static constexpr bool kWords = false;       // products of small codes are added in 16 bits first (words, add_words, widen)
   static constexpr bool kSignedBytes = true;  // 8-bit codes are multiplied as code - 128, see dot4_wide
+  static constexpr bool kTiles = false;       // there are tiles, see amx.h and kernels/tiles.h
 
   struct F {
     float v[16];

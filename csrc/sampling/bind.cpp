@@ -54,7 +54,7 @@ const Passes& passes_of(const std::string& isa) {
     if (isa != usable->name) continue;
 #if defined(__x86_64__)
     if (isa == "avx2") return avx2();
-    if (isa == "avx512") return avx512();
+    if (isa == "avx512" || isa == "amx") return avx512();
 #endif
     return portable();
   }

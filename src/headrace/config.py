@@ -12,7 +12,7 @@ from headrace.errors import OptionError
 
 KV_FORMATS = ("f32", "bf16")
 BACKENDS = ("native", "torch")
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "amx")
 MOST_THREADS = 1024
 
 
@@ -50,7 +50,7 @@ class ExecuteOptions:
         None, "compute threads; default: the cores this process was granted, one for each physical core from four on"
     )
     isa: str | None = option(
-        None, f"instruction set of the native kernels: {', '.join(ISAS)}; default: the best that the machine has"
+        None, f"instruction set of the native kernels: {', '.join(ISAS)}; default: the machine's best, but not amx"
     )
     fusion: bool = option(True, "group the program's operations; off only for measuring, the results are the same")
 

@@ -190,9 +190,11 @@ def random_cases(kind: str) -> Iterator[Case]:
         yield from kv_cases(kind, rng)
 
 
-def kv_case(rng: np.random.Generator, rows: list[tuple[int, int]], bf16: bool, window: int | None = None) -> KVCase:
+def kv_case(
+    rng: np.random.Generator, rows: list[tuple[int, int]], bf16: bool, window: int | None = None, dim: int | None = None
+) -> KVCase:
     """Rows (position, tokens) over a pool that is random everywhere, so also behind a row's last token."""
-    kv_heads, dim = int(rng.choice([1, 3])), int(rng.choice([16, 48, 64]))
+    kv_heads, dim = int(rng.choice([1, 3])), dim or int(rng.choice([16, 48, 64]))
     lengths = np.array([start + count for start, count in rows], np.int32)
     most = int(lengths.max() - 1) // 32 + 1
     pool = rng.standard_normal((len(rows) * most, 2, kv_heads, 32, dim), np.float32)
@@ -261,6 +263,19 @@ def test_the_recipe_of_a_linear_map(name: str) -> None:
             assert same_bits(np.concatenate(alone), want), f"{weight.shape}, {isa}, alone"
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_number_of_rows(name: str) -> None:
+    """Around tiles of 16 rows and stretches of 128; the last outputs fill no panel, the inputs more than one stretch of
+    what is unpacked at once."""
+    rng = seeded(name, "rows")
+    weight = random_weight(name, 41, {"BF16": 1100, "F16": 70, "F32": 70}.get(name, 768), rng)
+    x, bias = rng.standard_normal((150, weight.shape[1]), np.float32), rng.standard_normal(41, np.float32)
+    want = emulated.linear(x, weight, bias)
+    for isa in native.isas():
+        for n in (*range(1, 37), 47, 48, 51, 52, 64, 127, 128, 129, 132, 144, 150):
+            assert same_bits(linear(weight, x[:n], isa, 1 + n % 3, bias), want[:n]), f"{isa}, {n} rows"
+
+
 @pytest.mark.parametrize("name", SCALES)
 def test_extreme_codes_and_scales(name: str) -> None:
     """Blocks of any bits at all, infinite and NaN scales among them; activations all at their largest: integer sums
@@ -269,6 +284,7 @@ def test_extreme_codes_and_scales(name: str) -> None:
     inputs = max(kind.block, 64)
     x = np.concatenate((np.ones((2, inputs)), -np.ones((1, inputs)), np.full((1, inputs), 3e38))).astype(np.float32)
     x[1, ::2] *= -1
+    x = np.tile(x, (5, 1))
     blocks = rng.integers(0, 256, (160, inputs // kind.block, kind.block_bytes), dtype=np.uint8)
     blocks[0], blocks[1] = 0, 255
     for line, byte in ((2, 0), (3, 255)):  # least and largest codes with plain scales
@@ -321,7 +337,11 @@ def test_to_bf16(inputs: int, isa: str) -> None:
     x = rows_to_convert(inputs)
     got = converted("to_bf16", x, isa).view(np.float32)
     assert same_bits(got[:, :inputs].copy(), emulated.to_bf16(x))
-    assert not got[:, inputs:].any()
+    filled = -(-inputs // 32) * 32
+    assert not got[:, inputs:filled].any()
+    if isa == "amx":  # and once more, as tiles read them
+        copy = got[:, filled:].copy().view(ml_dtypes.bfloat16)[:, :filled]
+        assert same_bits(copy.astype(np.float32), got[:, :filled].copy())
     numbers = x[np.isfinite(x)]
     assert same_bits(emulated.to_bf16(numbers), numbers.astype(ml_dtypes.bfloat16).astype(np.float32))
 
@@ -412,6 +432,44 @@ def alone(case: Case, row: int, own: slice) -> Case:
     return replace(case, inputs=inputs, kv=kv)
 
 
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("group", "rows", "window", "softcap"),
+    [
+        (1, [(0, 3), (29, 4), (5, 5), (20, 15), (31, 16), (0, 17), (40, 33)], None, None),
+        (3, [(30, 5), (496, 30), (27, 9), (64, 1)], 33, 3.0),
+        (7, [(60, 1), (31, 2), (1021, 6)], 512, None),
+        (4, [(20, 14), (510, 4), (62, 1)], 2, 50.0),
+    ],
+)
+def test_attention_in_tiles(
+    dim: int, group: int, rows: list[tuple[int, int]], window: int | None, softcap: float | None
+) -> None:
+    """Query lines around a tile of 16, some of which see nothing of a block: at borders of blocks and windows."""
+    rng = seeded("tiles", dim, group)
+    kv = kv_case(rng, rows, bf16=True, window=window, dim=dim)
+    x = rng.standard_normal((len(kv.positions), group * kv.pool.shape[2] * dim), np.float32)
+    case = Case("", (x,), attrs={"scale": 0.21, "softcap": softcap}, kv=kv)
+    want = emulation("attend", case)
+    for isa in native.isas():
+        for threads in (1, 3):  # which decides how many lines a tile has at most
+            assert same_bits(call("attend", case, isa, threads), want), (isa, threads)
+
+
+@ISAS
+def test_not_finite_stays_in_its_block_of_attention(isa: str) -> None:
+    """Lines of one tile that do not see a block of NaN are as if it were not there."""
+    rng = seeded("blocks")
+    kv = kv_case(rng, [(28, 8)], bf16=True, dim=64)
+    x = rng.standard_normal((8, 2 * kv.pool.shape[2] * 64), np.float32)
+    case = Case("", (x,), attrs={"scale": 0.3, "softcap": None}, kv=kv)
+    whole, pool = call("attend", case, isa), kv.pool.copy()
+    pool[kv.table[0, 1]] = np.nan
+    poisoned = call("attend", replace(case, kv=replace(kv, pool=pool)), isa)
+    assert same_bits(poisoned[:4], whole[:4])
+    assert np.isnan(poisoned[4:]).all()
+
+
 @ISAS
 @pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
 def test_attention_in_chunks(bf16: bool, isa: str) -> None:
@@ -445,12 +503,13 @@ def chunk(case: Case, start: int, stop: int) -> Case:
 def test_not_finite_stays_in_its_row(value: float, name: str, isa: str) -> None:
     rng = seeded(name, value)
     weight = random_weight(name, 20, 256, rng)
-    x = rng.standard_normal((9, 256), np.float32)
+    x = rng.standard_normal((29, 256), np.float32)
     clean = linear(weight, x, isa)
     x[4, 77] = value
     got = linear(weight, x, isa)
-    others = np.arange(9) != 4
+    others = np.arange(29) != 4
     assert same_bits(got[others], clean[others])
+    assert same_bits(linear(weight, x[:9], isa), got[:9])
     touched = weight.dense()[:, 77] != 0
     if name in SCALES:
         touched[:] = True  # a group with such a number has no scale

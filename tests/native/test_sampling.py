@@ -32,7 +32,7 @@ if "Sampling" not in vars(core):
     pytest.skip("the extension was built without sampling", allow_module_level=True)
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"], scope="module")
+@pytest.fixture(params=["portable", "avx2", "avx512", "amx"], scope="module")
 def native(request: pytest.FixtureRequest) -> NativeSampling:
     try:
         return NativeSampling(request.param)

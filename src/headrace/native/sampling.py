@@ -17,7 +17,7 @@ class NativeSampling:
     """
 
     def __init__(self, isa: str) -> None:
-        """`isa` is portable, avx2 or avx512; ValueError where the machine lacks it."""
+        """`isa` as in `native.isas()`, amx being avx512 here; ValueError where the machine lacks it."""
         self._core = _core.Sampling(isa)
 
     def peaks(self, logits: Floats) -> tuple[Ints, Floats]:

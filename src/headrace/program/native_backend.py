@@ -28,6 +28,9 @@ from headrace.program.check import check
 from headrace.program.lowering import CONVERSIONS, INT8, Lowered, lower
 from headrace.program.program import Extent, KVLayout, Operation, Program
 
+ON_REQUEST = {"amx": "only where --isa asks for it, since it has not run on hardware yet (docs/decisions/0008-amx.md)"}
+"""Instruction sets that can be used but are no default, and why."""
+
 
 class NativeBackend:
     """Runs programs by the kernels of one instruction set."""
@@ -35,15 +38,15 @@ class NativeBackend:
     name = "native"
 
     def __init__(self, isa: str | None = None, *, fuse: bool = True) -> None:
-        """`isa` as in `native.isas()`; default: the best that this machine has. ValueError where it has it not."""
+        """`isa` as in `native.isas()`; default: the first of those. ValueError where this machine has it not."""
         known = native.isas()
         if isa is not None and isa not in known:
             raise ValueError(f"isa must be one of {', '.join(known)} on this machine, not {isa!r}")
         self.isa = isa or known[0]
         self.fuse = fuse
-        reasons = [f"{name}: {why}" for name, why in native.survey() if why]
-        best = f"the best of {', '.join(known)}"
-        self.because = "; ".join([f"{self.isa} was asked for" if isa else f"{self.isa} is {best}", *reasons])
+        others = [(name, why or ON_REQUEST.get(name)) for name, why in native.survey() if name != self.isa]
+        chosen = "was asked for" if isa else f"is the best of {', '.join(n for n in known if n not in ON_REQUEST)}"
+        self.because = "; ".join([f"{self.isa} {chosen}", *(f"{name}: {why}" for name, why in others if why)])
 
     def lacks(self, program: Program) -> str | None:
         dim = program.kv.dim

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import LLM, RequestOutput, SamplingParams, native
+from tests.models.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=4, prompt_logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=33, ignore_eos=True, logprobs=4)
@@ -56,6 +57,39 @@ def test_requests_do_not_see_each_other(name: str, tiny_path: Callable[[str], Pa
 
 def answers(llm: LLM) -> list[tuple[object, ...]]:
     return [told(output) for output in llm.generate(prompts(), PARAMS)]
+
+
+# ---- case K5: what the scheduler gives back, and when, with the kernels that read the rest
+
+
+@pytest.mark.parametrize("window", [48, 64], ids=["1.5 blocks", "2 blocks"])
+def test_k5_where_a_window_is_first_full(window: int, tmp_path: Path) -> None:
+    """Prompts of every length about the window and twice the window, 20 tokens each, in chunks of the budget's size,
+    alone or all of them together; and near the float32 reference on every token."""
+    path = tiny_checkpoint(tmp_path, "gemma3_text", sliding_window=window)
+    rng = np.random.default_rng(window)
+    lengths = [*range(window - 2, window + 3), *range(2 * window - 2, 2 * window + 3)]
+    prompts = [rng.integers(0, 256, length).tolist() for length in lengths]
+    common = dict[str, Any](context=256, threads=2, weight_cache=False, pool_bytes=1 << 24)
+    with LLM(path, budget=200, **common) as llm:
+        want = [told(llm.generate(p, GREEDY)[0]) for p in prompts]
+    for budget in (1, 16, 33, window, window + 1):
+        with LLM(path, budget=budget, **common) as llm:
+            together = [told(output) for output in llm.generate(prompts, GREEDY)]
+            assert together == want, budget
+            if budget > 1:
+                assert [told(llm.generate(p, GREEDY)[0]) for p in prompts] == want, budget
+    with LLM(path, kv_format="f32", **common) as llm, LLM(path, kv_format="f32", backend="torch", **common) as other:
+        whole = [prompt + list(choices[0][0]) for prompt, (choices, _) in zip(prompts, want, strict=True)]
+        once = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        for ours, theirs in zip(llm.generate(whole, once), other.generate(whole, once), strict=True):
+            assert values(ours) == pytest.approx(values(theirs), abs=1e-3)
+
+
+def values(output: RequestOutput) -> list[float]:
+    """Log-probabilities of the prompt's tokens."""
+    assert output.prompt_logprobs is not None
+    return [of[t].logprob for of, t in zip(output.prompt_logprobs, output.prompt_token_ids, strict=True) if of]
 
 
 # ---- case P1, on a real model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import LLM, RequestOutput, SamplingParams, native
-from tests.models.tiny import tiny_checkpoint
+from tests.models.tiny import VOCAB, tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=4, prompt_logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=33, ignore_eos=True, logprobs=4)
@@ -90,6 +91,26 @@ def values(output: RequestOutput) -> list[float]:
     """Log-probabilities of the prompt's tokens."""
     assert output.prompt_logprobs is not None
     return [of[t].logprob for of, t in zip(output.prompt_logprobs, output.prompt_token_ids, strict=True) if of]
+
+
+# ---- case V2: ids at the edge of a line of logits; those beyond it are refused (tests/serve/test_cases_live.py)
+
+
+def test_v2_the_last_ids_do_not_touch_the_next_line(tiny_path: Callable[[str], Path]) -> None:
+    """A stands between two requests that write to both ends of their own lines, which lie beside its own."""
+    plain = {"max_tokens": 24, "ignore_eos": True, "logprobs": 3}
+    edges = SamplingParams(**plain, temperature=0, logit_bias={VOCAB - 1: 100, 0: -100}, stop_token_ids=[0])
+    low = SamplingParams(**plain, temperature=1, min_tokens=24, logit_bias={0: 100, VOCAB - 1: -100})
+    with LLM(tiny_path("k_quants"), threads=2, context=256, pool_bytes=1 << 24, weight_cache=False) as llm:
+        for a in (
+            SamplingParams(**plain, temperature=0, min_tokens=24),
+            SamplingParams(**plain, temperature=1, seed=5),
+        ):
+            alone = told(llm.generate([[7, 8, 9]], a)[0])
+            for before, after in permutations((edges, low, SamplingParams(**plain, temperature=0)), 2):
+                outputs = llm.generate([[5, VOCAB - 1], [7, 8, 9], [0, 5]], [before, a, after])
+                assert told(outputs[1]) == alone
+                assert before is not edges or set(outputs[0].outputs[0].token_ids) == {VOCAB - 1}
 
 
 # ---- case P1, on a real model

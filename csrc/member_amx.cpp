@@ -29,6 +29,8 @@ Kernels with_tiles() {
   k.to_bf16 = to_bf16_twice;
   k.store = store;
   k.attend = tiled_attend;
+  k.attend_segment = tiled_attend_segment;
+  k.attend_merged = attend_merged;
   k.rest = rest_tiles;
   return k;
 }

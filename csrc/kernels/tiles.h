@@ -272,3 +272,8 @@ void tiled_attend(const AttendTask& task, const Span& span, int kv_head, int fro
   need_tiles();
   attend(task, span, kv_head, from, to);
 }
+
+void tiled_attend_segment(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segment, float* sums) {
+  need_tiles();
+  attend_segment(task, span, kv_head, from, to, segment, sums);
+}

@@ -59,6 +59,33 @@ def test_an_entry_without_its_note_is_named_by_its_file(folder: Path) -> None:
     assert headrace("cache").stdout.splitlines()[1].startswith("qwen     1.0 kB")
 
 
+def test_entries_with_broken_notes_are_unknown_and_can_be_cleared(folder: Path) -> None:
+    for number, text in enumerate(('{"model": 5, "path": ["x"], "entry": {"size": "1000"}}', "[" * 100_000, "{")):
+        (folder / f"qwen-{number:012}.weights").write_bytes(b"x")
+        (folder / f"qwen-{number:012}.json").write_text(text)
+    done = headrace("cache")
+    assert (done.returncode, done.stderr) == (0, "")
+    ends = [(line.split()[0], line.split()[-1]) for line in done.stdout.splitlines()[1:5]]
+    assert ends == [("qwen", "unknown")] * 3 + [("qwen", "/models/qwen.gguf")]
+    assert [line["source"] for line in json.loads(headrace("cache", "--json").stdout)][:3] == [""] * 3
+    assert headrace("cache", "clear", "qwen").stderr == "4 removed, 1.0 kB\n"
+    assert sorted(p.name for p in folder.iterdir()) == ["smol_lm-0123456789ab.json", "smol_lm-0123456789ab.weights"]
+
+
+def test_names_that_are_no_text(folder: Path) -> None:
+    """Of a file whose name is no UTF-8, and of half a character that somebody wrote into a note."""
+    for number, name in (("0", os.fsdecode(b"caf\xe9")), ("1", "\ud83d")):
+        (folder / f"caf_-00000000000{number}.weights").write_bytes(b"x")
+        (folder / f"caf_-00000000000{number}.json").write_text(json.dumps({"model": name, "path": f"/m/{name}.gguf"}))
+    done = headrace("cache")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["MODEL", "caf?", "?", "qwen", "smol"]
+    assert len(json.loads(headrace("cache", "--json").stdout)) == 4
+    assert headrace("cache", "clear", "x").stderr.endswith("there are: ?, caf?, qwen, smol lm\n")
+    assert headrace("cache", "clear", os.fsdecode(b"caf\xe9")).stderr == "1 removed, 1 B\n"
+    assert len(json.loads(headrace("cache", "clear", "--json").stdout)) == 3
+
+
 def test_clear_one(folder: Path) -> None:
     done = headrace("cache", "clear", "smol lm")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "1 removed, 2.0 kB\n")

@@ -65,6 +65,14 @@ def test_show(smollm2: Path) -> None:
     assert "chat template 368 characters" in headrace("show", str(smollm2)).stdout
 
 
+def test_show_kernels(smollm2: Path) -> None:
+    for options, said in (((), "bf16"), (("--kv-format", "f32"), "f32")):
+        lines = headrace("show", str(smollm2), "--kernels", *options).stdout.splitlines()
+        [attend] = [line.split() for line in lines if line.startswith("attend")]
+        assert attend[1:3] == [said, "30"]
+        assert ("bfloat16" in attend) == (said == "bf16")
+
+
 def test_pull_and_list(smollm2: Path) -> None:
     assert headrace("pull", "smollm2").stdout == f"{smollm2}\n"
     listed = {line["name"]: line for line in json.loads(headrace("list", "--json").stdout)}

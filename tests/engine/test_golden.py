@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import LLM, RequestOutput, SamplingParams
@@ -22,13 +23,14 @@ NEAR_TIE = 2e-4
 """A greedy choice may differ only where the reference's own margin is below this share of its largest logit."""
 CLOSE = 1e-4
 """Logits agree to this share of the largest."""
+BY_INT8 = 0.2
+"""Mean difference of the native kernels: of rounding inputs to int8, keys and values to bfloat16."""
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_equals_transformers(name: str, test_model: Callable[[str], Path]) -> None:
-    entries = json.loads((GOLDEN / f"{MODELS[name]}.json").read_text(encoding="utf-8"))["entries"]
-    assert len(entries) == 16
+    entries = golden(name)
     with LLM(test_model(name), context=4096, kv_format="f32", backend="torch") as llm:
         prompts = [e["prompt"] for e in entries]
         free = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
@@ -39,6 +41,37 @@ def test_greedy_equals_transformers(name: str, test_model: Callable[[str], Path]
             entries, llm.generate(forced, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5)), strict=True
         ):
             check_logits(entry, output)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"])
+def test_w1_w2_w3_native_kernels_are_near_transformers(name: str, test_model: Callable[[str], Path]) -> None:
+    """Teacher-forced: the same likeliest tokens at nearly all positions, the differences between their logits off by
+    little. One format, norm, head or scale read wrongly gives other text altogether."""
+    entries = sorted(golden(name), key=lambda entry: len(entry["prompt"]))[:4]
+    with LLM(test_model(name), context=512, pool_bytes=1 << 26) as llm:
+        forced = [e["prompt"] + e["generated"][:-1] for e in entries]
+        outputs = llm.generate(forced, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5))
+    same, shared, off = list[bool](), list[int](), list[float]()
+    for entry, output in zip(entries, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        for i, ours in enumerate(output.prompt_logprobs[len(entry["prompt"]) :]):
+            ids, logits = entry["top_ids"][i], entry["top_logits"][i]
+            assert ours is not None
+            same.append(max(ours, key=lambda token: ours[token].logprob) == ids[0])
+            shared.append(len(set(ids) & set(ours)))
+            for token, logit in zip(ids[1:], logits[1:], strict=True):
+                if token in ours and ids[0] in ours:
+                    off.append(abs(ours[ids[0]].logprob - ours[token].logprob - (logits[0] - logit)))
+    assert len(same) == 4 * 63
+    assert np.mean(same) > 0.95
+    assert np.mean(shared) > 4.7
+    assert np.mean(off) < BY_INT8
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads((GOLDEN / f"{MODELS[name]}.json").read_text(encoding="utf-8"))["entries"]
+    assert len(entries) == 16
+    return entries
 
 
 def check_choices(entry: dict[str, Any], tokens: list[int]) -> None:

@@ -187,6 +187,18 @@ def test_options(folder: Path) -> None:
         LLM(folder, pool_bytes=1)
 
 
+@pytest.mark.parametrize(("kv_format", "how"), [("bf16", "bfloat16 queries, keys, values"), ("f32", "float32")])
+def test_members_tell_the_format_of_keys_and_values(kv_format: str, how: str, folder: Path) -> None:
+    for backend in ("native", "torch"):
+        members = plan_engine(folder, Options.of(kv_format=kv_format, backend=backend)).members
+        formats = {m.operation: m.format for m in members}
+        assert formats["attend"] == formats["store"] == kv_format
+        assert formats["rotate"] == ""
+        if backend == "native":
+            [attend] = [m for m in members if m.operation == "attend"]
+            assert attend.how.startswith(how)
+
+
 def test_step_buffers_are_those_of_prompts_whose_logprobs_are_wanted(folder: Path) -> None:
     few, many = (plan_engine(folder, Options.of(rows=rows, budget=48)).memory.buffers for rows in (1, 64))
     program = plan_engine(folder, Options.of()).program

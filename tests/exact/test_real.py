@@ -103,7 +103,9 @@ def test_k5_where_a_window_is_first_full(test_model: Callable[[str], Path]) -> N
     want = Company(model, threads=2).alone(text, (), asked)
     company = Company(model, threads=2, tokens=4000)
     assert 512 in company.windows
-    for size, lengths in [(512, LENGTHS[1::3]), (16, [512]), (100, [513, 1024]), (513, [511, 1023])]:
+    ways = {512: [511, 514, 1024], 16: [510], 100: [512, 1022, 1025], 513: [513, 1023, 1026]}
+    assert sorted(length for lengths in ways.values() for length in lengths) == LENGTHS
+    for size, lengths in ways.items():
         for length in lengths:
             for start in range(0, length, size):
                 chunk = text[start : min(start + size, length)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +16,8 @@ from headrace import native
 from headrace.program.decoder import write_program
 from tests.exact.checkpoints import MAKERS
 from tests.exact.company import Company, same
-from tests.models.running import Model, difference
+from tests.models.running import Model, difference, transformers_logits
+from tests.models.tiny import tiny_checkpoint
 from tests.native.weights import SCALES
 
 NAMES = pytest.mark.parametrize("name", MAKERS)
@@ -111,6 +114,39 @@ def test_wanted_or_not(
         got = Company(tiny_model(name)).alone(longest(name), [100], wanted)
         assert got.keys() == wanted
         assert all(same(line, want[position]) for position, line in got.items())
+
+
+# ---- case K5
+
+DECODED = 20
+
+
+def around(window: int) -> list[int]:
+    """Lengths of prompts where a window is first full, and where it first is the second time."""
+    return [*range(window - 2, window + 3), *range(2 * window - 2, 2 * window + 3)]
+
+
+@pytest.mark.parametrize(("kv_format", "tolerance"), [("f32", 1e-4), ("bf16", 2e-2)])
+@pytest.mark.parametrize("window", [48, 64], ids=["1.5 blocks", "2 blocks"])
+def test_k5_where_a_window_is_first_full(window: int, kv_format: str, tolerance: float, tmp_path: Path) -> None:
+    """Every prompt in chunks of every size, then 20 tokens one by one: the bits of a single pass over everything, and
+    near what transformers computes."""
+    folder = tiny_checkpoint(tmp_path, "gemma3_text", sliding_window=window)
+    model, lengths = Model.open(folder), around(window)
+    text = prompt(window, lengths[-1] + DECODED)
+    isas = native.isas()[:-1] or native.isas()  # portable ones are slow, and compared with these above
+    companies = [Company(model, kv_format, isa=isa, threads=2) for isa in isas]
+    assert set(companies[0].windows) == {window, None}
+    want = companies[0].alone(text)
+    theirs = transformers_logits(folder, text)
+    for position, line in want.items():
+        assert difference(line, theirs[position]) < tolerance, position
+    for n, (length, size) in enumerate(product(lengths, [1, 16, 33, window, window + 1, 100, len(text)])):
+        cuts = [size] * (length // size) + [length % size] * (length % size > 0) + [1] * DECODED
+        got = companies[n % len(companies)].alone(text[: length + DECODED], cuts)
+        assert len(got) == length + DECODED
+        for position, line in got.items():
+            assert same(line, want[position]), f"a prompt of {length} in chunks of {size}, position {position}"
 
 
 def test_another_token_is_seen(tiny_model: Callable[[str], Model]) -> None:

@@ -340,7 +340,11 @@ def test_a_folder_in_the_place_of_an_entry(model: Path, folder: Path, entry: Pat
     assert not Start(model, folder).hit
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[1]", '{"entry": 3}', "\udcff"])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "[1]", '{"entry": 3}', '{"entry": {"size": "9"}, "sources": [1]}', "\udcff", "[" * 10**5],
+    ids=range(8),
+)
 def test_without_its_note_an_entry_is_digested(
     model: Path, folder: Path, entry: Path, text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,6 +578,30 @@ def test_entries_and_clear(model: Path, folder: Path, entry: Path, tmp_path: Pat
     (folder / "somebody's").write_text("else")
     assert len(clear(None, folder)) == 1
     assert [p.name for p in folder.iterdir()] == ["somebody's"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model": 5, "path": "/models/x.gguf"}',
+        '{"model": "y", "path": ["/models/x.gguf"]}',
+        '{"model": {"name": "y"}, "path": 7, "entry": {"size": "1000"}, "sources": "none"}',
+        '{"model": "", "path": "/models/x.gguf"}',
+        '{"model": true}',
+        '[{"model": "y"}]',
+        '"y"',
+        "1" * 10_000,
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[:40],
+)
+def test_an_entry_with_a_broken_note(folder: Path, text: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "x-1-0123456789ab.weights").write_bytes(bytes(100))
+    (folder / "x-1-0123456789ab.json").write_text(text)
+    assert [(e.name, e.source, e.nbytes) for e in entries(folder)] == [("x-1", "", 100)]
+    assert len(clear("x-1", folder)) == 1
+    assert not list(folder.iterdir())
 
 
 def test_cleared_weights_stay_usable(model: Path, folder: Path, entry: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -18,9 +19,13 @@ from headrace.loading.names import match_names
 from headrace.loading.safetensors import Safetensors
 from headrace.models.registry import family
 from headrace.models.spec import Spec
-from headrace.program.backend import Batch
+from headrace.program.backend import Backend, Batch
 from headrace.program.decoder import write_program
+from headrace.program.native_backend import NativeBackend
 from headrace.program.torch_backend import TorchBackend
+
+TORCH = TorchBackend()
+BACKENDS = pytest.mark.parametrize("backend", [TORCH, NativeBackend()], ids=lambda backend: backend.name)
 
 
 @dataclasses.dataclass
@@ -50,6 +55,7 @@ class Model:
         wanted: Sequence[int] | None = None,
         spec: Spec | None = None,
         threads: int = 1,
+        backend: Backend = TORCH,
     ) -> np.ndarray:
         """float32 [wanted (all), vocab] for one prompt, cut after the positions in `chunks`, its blocks scattered."""
         program = write_program(spec or self.spec, self.weights, context or self.spec.context)
@@ -57,7 +63,7 @@ class Model:
         pool = Pool(PoolShape(count * len(kv.groups) + 3, kv.slots, kv.kv_heads, kv.dim, kv_format))
         ids = np.random.default_rng(5).permutation(count * len(kv.groups) + 3)[: count * len(kv.groups)]
         tables = tuple(t[None].astype(np.int32) for t in np.split(ids, len(kv.groups)))
-        runner = TorchBackend().load(program, self.weights, pool, threads)
+        runner = backend.load(program, self.weights, pool, threads)
         picked = np.arange(len(tokens)) if wanted is None else np.asarray(wanted)
         out = []
         for start, stop in zip([0, *chunks], [*chunks, len(tokens)], strict=True):
@@ -72,14 +78,18 @@ class Model:
                     wanted=of_chunk.astype(np.int32),
                 )
             )
-            out.append(runner.logits(hidden))
+            out.append(runner.logits(hidden).copy())
         return np.concatenate(out)
 
 
 @torch.inference_mode()
-def transformers_logits(path: Path, tokens: Sequence[int], *, attention: str = "eager") -> np.ndarray:
-    """float32 [tokens, vocab] of transformers."""
+def transformers_logits(
+    path: Path, tokens: Sequence[int], *, attention: str = "eager", layers: int | None = None
+) -> np.ndarray:
+    """float32 [tokens, vocab] of transformers; `layers`: only the first so many."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)
+    if layers is not None:
+        model.model.layers = model.model.layers[:layers]
     logits: np.ndarray = model(torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
     return logits
 

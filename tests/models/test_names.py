@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from headrace.errors import ModelFileError
+from headrace import LLM, ModelFileError
 from headrace.loading.names import match_names
 from headrace.loading.safetensors import Safetensors
 from headrace.models.registry import FAMILIES, family
 from headrace.models.rope import LongRope
+from headrace.program.backend import Backend
 from tests.models.gguf_files import tensors_of, write_gguf
-from tests.models.running import Model, difference, transformers_logits
+from tests.models.running import BACKENDS, Model, difference, transformers_logits
 from tests.models.tiny import VOCAB, tiny_checkpoint
 
 Tensors = dict[str, np.ndarray]
@@ -136,28 +137,39 @@ def test_every_tensor_is_used_exactly_once(original: dict[str, Path]) -> None:
 
 
 def test_w3_no_head_and_not_tied_is_refused(original: dict[str, Path], tmp_path: Path) -> None:
-    said = refusal(changed(original["llama"], tmp_path, without("lm_head")))
+    folder = changed(original["llama"], tmp_path, without("lm_head"))
+    said = refusal(folder)
     assert "head.weight" in said
     assert "tie_word_embeddings" in said
+    with pytest.raises(ModelFileError, match="tie_word_embeddings"):
+        LLM(folder)
 
 
-def test_w3_no_head_and_tied_is_the_embedding(original: dict[str, Path], tmp_path: Path) -> None:
+@BACKENDS
+def test_w3_no_head_and_tied_is_the_embedding(original: dict[str, Path], backend: Backend, tmp_path: Path) -> None:
     folder = changed(original["llama"], tmp_path, without("lm_head"), tie_word_embeddings=True)
     assert "head.weight" not in Model.open(folder).weights
-    assert difference(Model.open(folder).logits(PROMPT), transformers_logits(folder, PROMPT)) < 1e-4
+    assert difference(Model.open(folder).logits(PROMPT, backend=backend), transformers_logits(folder, PROMPT)) < 1e-4
 
 
-def test_w3_a_head_that_is_there_is_used_tied_or_not(original: dict[str, Path], tmp_path: Path) -> None:
+@BACKENDS
+def test_w3_a_head_that_is_there_is_used_tied_or_not(
+    original: dict[str, Path], backend: Backend, tmp_path: Path
+) -> None:
     """transformers ties only where both are equal, and else keeps the file's own: the same logits either way."""
     folder = changed(original["llama"], tmp_path, lambda tensors: None, tie_word_embeddings=True)
-    assert difference(Model.open(folder).logits(PROMPT), transformers_logits(folder, PROMPT)) < 1e-4
+    ours = Model.open(folder).logits(PROMPT, backend=backend)
+    assert difference(ours, transformers_logits(folder, PROMPT)) < 1e-4
     other = changed(original["llama"], tmp_path / "tied", without("lm_head"), tie_word_embeddings=True)
-    assert difference(Model.open(folder).logits(PROMPT), Model.open(other).logits(PROMPT)) > 0.01
+    assert difference(ours, Model.open(other).logits(PROMPT, backend=backend)) > 0.01
 
 
-def test_w3_a_tied_head_may_stand_for_the_embedding(original: dict[str, Path], tmp_path: Path) -> None:
+@BACKENDS
+def test_w3_a_tied_head_may_stand_for_the_embedding(
+    original: dict[str, Path], backend: Backend, tmp_path: Path
+) -> None:
     folder = changed(original["llama"], tmp_path, without("embed_tokens"), tie_word_embeddings=True)
-    assert difference(Model.open(folder).logits(PROMPT), transformers_logits(folder, PROMPT)) < 1e-4
+    assert difference(Model.open(folder).logits(PROMPT, backend=backend), transformers_logits(folder, PROMPT)) < 1e-4
     said = refusal(changed(original["llama"], tmp_path, without("embed_tokens")))
     assert "embed.weight" in said
 

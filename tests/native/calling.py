@@ -102,14 +102,8 @@ def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
     lines = inputs[0] if inputs[0].ndim == 2 else None
     tokens = positions = None
     if kind == "embed":
-        out = np.zeros((len(inputs[0]), weights[0].shape[1]), np.float32)
-        table = packed(stored(weights[0]), one.threads)
-        one.vocab = len(weights[0])
-        at = one.slot(out)
-        flat = one.program()
-        flat.embed(table, at, attrs["scale"])
-        tokens = inputs[0]
-    elif kind == "angles":
+        return embed(stored(weights[0]), inputs[0], isa, threads, attrs["scale"])
+    if kind == "angles":
         out = np.zeros((len(inputs[0]), 2 * len(weights[0])), np.float32)
         at = one.slot(out)
         flat = one.program()
@@ -172,6 +166,18 @@ def converted(kind: str, x: np.ndarray, isa: str, threads: int = 2) -> np.ndarra
     {"to_int8": flat.to_int8, "to_bf16": flat.to_bf16}[kind](source, at, x.shape[1])
     one.run(flat)
     return out.view(np.uint8)
+
+
+def embed(table: Format, tokens: np.ndarray, isa: str, threads: int = 2, scale: float = 1.0) -> np.ndarray:
+    one = OneOp(isa, threads=threads, vocab=table.shape[0])
+    out = np.zeros((len(tokens), table.shape[1]), np.float32)
+    matrix = packed(table, one.threads)
+    at = one.slot(out)
+    flat = one.program()
+    flat.embed(matrix, at, scale)
+    if len(tokens):
+        one.run(flat, tokens)
+    return out
 
 
 def linear(weight: Format, x: np.ndarray, isa: str, threads: int = 2, bias: np.ndarray | None = None) -> np.ndarray:

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
 
 from headrace import native
 from headrace.formats import FORMATS
+from headrace.loading.gguf import GGUF
 from headrace.ops.op import Case, KVCase, Op
 from headrace.ops.registry import OPS
 from tests.native import emulated
-from tests.native.calling import call, converted, linear, packed, stored
+from tests.native.calling import call, converted, embed, linear, packed, stored, workers
 from tests.native.weights import SCALES, random_weight
 from tests.ops.definitions import DEFINITIONS
 from tests.ops.test_ops import MUTATIONS
@@ -550,6 +553,26 @@ def test_packing_keeps_every_bit(name: str, threads: int) -> None:
         again = native.Packed(name, outputs, inputs)
         again.view(whole.data())
         assert same_bits(again.line(outputs - 1), got[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [("smollm2-135m", {"Q4_1", "Q8_0"}), ("qwen2.5-coder-0.5b", {"Q5_0", "Q8_0", "Q4_K", "Q6_K"})],
+)
+def test_w2_real_tensors_of_every_type(name: str, formats: set[str], test_model: Callable[[str], Path]) -> None:
+    """Each by its own type: packed, and as rows that are looked up, they are the numbers that gguf-py makes of them."""
+    source = GGUF(test_model(name))
+    firsts = {i.format: tensor for tensor, i in reversed(source.tensors.items()) if len(i.shape) == 2}
+    assert set(firsts) == formats
+    for tensor in {*firsts.values(), "token_embd.weight"}:
+        weight = source.read(tensor).shard(slice(-40, None))
+        want = gguf.dequantize(weight.data, gguf.GGMLQuantizationType[source.tensors[tensor].format])
+        matrix = packed(weight, workers(2))
+        assert same_bits(np.stack([matrix.line(n) for n in range(40)]), want), tensor
+        rows = np.array([39, 0, 7, 7, 20], np.int32)
+        for isa in native.isas():
+            assert same_bits(embed(weight, rows, isa), want[rows]), (tensor, isa)
+    source.close()
 
 
 @pytest.mark.parametrize("name", SCALES)

@@ -1,18 +1,26 @@
-"""Compute threads and processes: forks, and what the system does not grant."""
+"""Compute threads and processes: how many are started (case O1), forks, and what the system does not grant."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace import LLM, OptionError, SamplingParams, native
+from headrace import LLM, OptionError, SamplingParams, hardware, native
+from tests.models.tiny import tiny_checkpoint
 from tests.native.calling import packed, stored
+from tests.pure.test_hardware import V1_CPU, tree, v2
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -35,8 +43,158 @@ llm.close()
 """
 
 
-def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60)
+def run(code: str, *args: str, before: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[str]:
+    """`before`: the command that starts it."""
+    command = [*before, sys.executable, "-c", code, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env)
+
+
+# ---- case O1
+
+
+COUNTED = """
+import json, logging, os, sys, time
+from pathlib import Path
+if len(sys.argv) > 2:  # a control group to be in
+    Path(sys.argv[2], "cgroup.procs").write_text(str(os.getpid()))
+from headrace import LLM, SamplingParams, native
+def tasks():
+    return set(os.listdir("/proc/self/task"))
+def ticks(ids):  # of CPU time that they have had
+    stats = [Path(f"/proc/self/task/{i}/stat").read_text().rpartition(")")[2].split() for i in ids]
+    return sum(int(s[11]) + int(s[12]) for s in stats)
+def throttled():
+    stat = Path(sys.argv[2], "cpu.stat").read_text() if len(sys.argv) > 2 else ""
+    return int(dict(line.split() for line in stat.splitlines()).get("nr_throttled", 0))
+teams, Threads = [], native.Threads
+def counted(count, nodes):
+    before = tasks()
+    made = Threads(count, nodes)
+    teams.append(tasks() - before)
+    return made
+native.Threads = counted
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+with LLM(sys.argv[1], context=1024, pool_bytes=1 << 24, weight_cache=False) as llm:
+    stopped = throttled()
+    llm.generate([[7] * 500] * 16, SamplingParams(temperature=0, max_tokens=120, ignore_eos=True))
+    stopped = throttled() - stopped
+    time.sleep(0.05)
+    before = ticks(teams[0])
+    time.sleep(0.4)
+    print(json.dumps({
+        "threads": llm.model.threads, "started": [len(team) for team in teams],
+        "idle_ticks": ticks(teams[0]) - before, "throttled": stopped,
+    }))
+"""
+
+
+def started(model: Path, *args: str, before: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+    """What an engine with default options says of its threads, in a process of its own, and what it logged."""
+    done = run(COUNTED, str(model), *args, before=before, OMP_NUM_THREADS="7")
+    assert done.returncode == 0, done.stderr
+    assert "OMP_NUM_THREADS=7 is ignored; use --threads\n" in done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found, done.stderr
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("threads"), "llama", max_position_embeddings=1024)
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="there is no taskset here (package util-linux)")
+@pytest.mark.parametrize("count", [1, 2])
+def test_o1_under_taskset(count: int, tiny: Path) -> None:
+    """The caller is one of the threads, and none is held back. The others sleep when nothing is asked."""
+    own = sorted(os.sched_getaffinity(0))
+    if len(own) < count:
+        pytest.skip(f"this process may use {len(own)} core only")
+    found, logged = started(tiny, before=("taskset", "-c", ",".join(map(str, own[:count]))))
+    expected = hardware.granted_cores(affinity=count).count
+    assert (found["threads"], found["started"]) == (expected, [expected - 1])
+    assert f"{expected} compute threads: " in logged
+    assert found["idle_ticks"] <= 1
+
+
+def version_1(root: Path, quota: str) -> Path:
+    group = "sys/fs/cgroup/cpu,cpuacct/docker/one"
+    quota, period = quota.split()
+    return tree(
+        root,
+        {
+            "proc/self/cgroup": "3:cpu,cpuacct:/docker/one",
+            "proc/self/mountinfo": V1_CPU,
+            f"{group}/cpu.cfs_quota_us": quota,
+            f"{group}/cpu.cfs_period_us": period,
+        },
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("quota", "option", "count"),
+    [
+        ("150000 100000", None, 1),  # CPUQuota=150%
+        ("200000 100000", None, 2),  # docker run --cpus=2
+        ("390000 100000", None, 3),
+        ("50000 100000", None, 1),
+        ("150000 100000", 4, 4),  # --threads wins
+    ],
+)
+def test_o1_under_a_made_up_quota(
+    version: int,
+    quota: str,
+    option: int | None,
+    count: int,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The native team has as many threads as the control group grants of a machine of 8."""
+    root = version_1(tmp_path, quota) if version == 1 else v2(tmp_path, "/app", {"app/cpu.max": quota})
+    monkeypatch.setattr("headrace.engine.build.threads", partial(hardware.threads, root=root, affinity=8))
+    teams: list[int] = []
+    real = native.Threads
+    monkeypatch.setattr(native, "Threads", lambda count, nodes: (teams.append(count), real(count, nodes))[1])
+    with LLM(tiny, threads=option, pool_bytes=1 << 22) as llm:
+        assert teams == [llm.model.threads] == [count]
+        assert llm.generate([[5, 6]], GREEDY)[0].outputs[0].finish_reason == "length"
+
+
+@pytest.fixture
+def quota_of_150_percent() -> Iterator[Path]:
+    """A control group of this machine, version 1 or 2, below our own."""
+    for folder in hardware._groups(hardware.ROOT, "cpu"):
+        group = folder / f"headrace-test-{os.getpid()}"
+        with suppress(OSError):
+            group.mkdir()
+            try:
+                if (group / "cpu.max").exists():
+                    (group / "cpu.max").write_text("150000 100000")
+                else:
+                    (group / "cpu.cfs_period_us").write_text("100000")
+                    (group / "cpu.cfs_quota_us").write_text("150000")
+            except OSError:
+                group.rmdir()
+                continue
+            break
+    else:
+        pytest.skip("no control group with a CPU quota can be made here: that takes root and a cpu controller")
+    yield group
+    group.rmdir()
+
+
+def test_o1_under_a_real_quota(quota_of_150_percent: Path, tiny: Path) -> None:
+    """One thread and a half are granted: one is started, and the scheduler hardly ever has to stop it."""
+    found, logged = started(tiny, str(quota_of_150_percent))
+    assert (found["threads"], found["started"]) == (1, [0])
+    allowed = len(os.sched_getaffinity(0))
+    if allowed > 1:
+        assert f"1 compute threads: CPU quota of 1.5 cores, {allowed} in the process's affinity\n" in logged
+    assert found["throttled"] <= 1
+
+
+# ---- forks
 
 
 def test_a_child_that_only_ends_ends(smollm2: Path) -> None:

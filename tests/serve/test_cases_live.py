@@ -129,6 +129,14 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
+LAST = [
+    {"stop_token_ids": [VOCAB - 1]},
+    {"logit_bias": {str(VOCAB - 1): 100, "0": -100}},
+    {"prompt": [VOCAB - 1, 0]},
+]
+"""The last ids that there are: what is written for them lies at the edge of a line of logits."""
+
+
 def test_v2_bad_ids_beside_a_running_request(http: httpx.Client, served: tuple[httpx.Client, AsyncLLM]) -> None:
     greedy = {"prompt": DRUMS, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
     alone = complete(http, **greedy)["choices"][0]["text"]
@@ -139,6 +147,8 @@ def test_v2_bad_ids_beside_a_running_request(http: httpx.Client, served: tuple[h
             for stream in (False, True):
                 body = {"prompt": DRUMS, "min_tokens": 3, "stream": stream, field: value}
                 assert field in error_of(http.post(COMPLETIONS, json=body), 400, field)
+        for last in LAST:
+            complete(http, min_tokens=3, **last)
         assert served[1].stats().running == 1, "the other one had ended too early to be disturbed"
         raw += b"".join(parts)
     events = [json.loads(line[6:]) for line in raw.split(b"\n\n") if line and not line.endswith(b"[DONE]")]
@@ -164,7 +174,7 @@ SEEDED = {"seed": 42, "temperature": 0.8, "max_tokens": 16, "ignore_eos": True, 
 def test_p1_a_seed_gives_the_same_beside_anybody(http: httpx.Client) -> None:
     alone = {complete(http, **SEEDED)["choices"][0]["text"] for _ in range(4)}
     assert len(alone) == 1
-    for other in ({}, {}, {"seed": 7}, {"seed": 42}):
+    for other in 4 * ({}, {"seed": 7}) + ({"seed": 42},):
         with_company = beside(http, [{"max_tokens": 60, "temperature": 1, "ignore_eos": True} | other])
         assert with_company == alone
     for place in range(8):
@@ -190,6 +200,8 @@ def test_p1_three_choices_of_one_seed(http: httpx.Client) -> None:
     by_seed = {seed: text(http, seed=seed, temperature=1) for seed in (0, -1, -(2**63), 2**63 - 1, 5)}
     assert len(set(by_seed.values())) == 5, "no seed may be ignored"
     assert by_seed == {seed: text(http, seed=seed, temperature=1) for seed in by_seed}
+    for seed in (2**63, -(2**63) - 1):
+        assert "seed" in error_of(http.post(COMPLETIONS, json=SEEDED | {"seed": seed}), 400, "seed")
 
 
 def test_p2_tiny_temperatures_equal_greedy(http: httpx.Client) -> None:

@@ -45,9 +45,10 @@ def clear_cache(
     """Remove packed weights from disk. Programs that are using them go on doing so."""
     from headrace.loading.weight_cache import clear, entries, weights_folder
 
-    known = sorted({entry.name for entry in entries()})
+    known = {entry.name for entry in entries()}
     if name is not None and name not in known:
-        raise HeadraceError(f"no packed weights of {name!r} are kept; there are: {', '.join(known) or 'none'}")
+        there = ", ".join(sorted(map(_shown, known))) or "none"
+        raise HeadraceError(f"no packed weights of {name!r} are kept; there are: {there}")
     try:
         removed = clear(name)
     except OSError as error:
@@ -66,7 +67,7 @@ def _tell(entries: list[Entry], *, as_json: bool) -> None:
         note("no packed weights are kept")
         return
     rows = [("MODEL", "SIZE", "LAST USED", "MADE FROM")]
-    rows += [(e.name, size(e.nbytes), _when(e.last_used), e.source or "-") for e in entries]
+    rows += [(_shown(e.name), size(e.nbytes), _when(e.last_used), _shown(e.source) or "unknown") for e in entries]
     wide = [max(len(row[i]) for row in rows) for i in range(3)]
     out("".join(f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c:<{wide[2]}}  {d}\n" for a, b, c, d in rows))
 
@@ -79,6 +80,11 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "nbytes": entry.nbytes,
         "last_used": entry.last_used,
     }
+
+
+def _shown(text: str) -> str:
+    """What can be printed: names of files, and notes that somebody edited, need not be text."""
+    return text.encode(errors="replace").decode()
 
 
 def _when(seconds: float) -> str:

@@ -104,7 +104,7 @@ def plan_engine(path: Path, options: Options) -> Blueprint:
         token=len(program.kv.groups) * shape.block_bytes // BLOCK,
     )
     limits = Limits(context=context, vocab=program.vocab, pool_tokens=blocks.most_tokens)
-    members = tuple(backend.members(program, announced))
+    members = tuple(backend.members(program, announced, options.cache.kv_format))
     return Blueprint(checkpoint, program, options, granted, memory, limits, members, backend)
 
 

@@ -47,9 +47,9 @@ class Entry:
     """One model's packed weights on disk."""
 
     name: str
-    """Of the model."""
+    """Of the model; where the entry has no whole note, what its file is called after."""
     source: str
-    """Path of the model."""
+    """Path of the model; "" where the entry has no whole note."""
     path: Path
     nbytes: int
     last_used: float
@@ -211,10 +211,13 @@ def entries(folder: Path | None = None) -> list[Entry]:
     found = []
     for path in sorted((folder or weights_folder()).glob(f"*{ENTRY}")):
         with suppress(OSError):
-            told, size, note = _read_note(path.with_suffix(NOTE)), path.stat().st_size, path.with_suffix(NOTE)
+            note, size = path.with_suffix(NOTE), path.stat().st_size
             used = (note if note.exists() else path).stat().st_mtime
-            name = told.get("model") or path.stem.rpartition("-")[0]
-            found.append(Entry(str(name), str(told.get("path") or ""), path, size, used))
+            match _read_note(note):
+                case {"model": str(name), "path": str(source)} if name:
+                    found.append(Entry(name, source, path, size, used))
+                case _:
+                    found.append(Entry(path.stem.rpartition("-")[0], "", path, size, used))
     return found
 
 
@@ -248,7 +251,7 @@ def _read_note(path: Path) -> Mapping[str, Any]:
     """Empty where there is none, or not a whole one."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 

@@ -106,7 +106,7 @@ class Member:
 
     operation: str
     format: str
-    """Of its weight; "" where it has none in a format."""
+    """Of its weight, or of the keys and values it touches; "" where it has neither."""
     count: int
     """How often the program has it."""
     served_by: str
@@ -124,8 +124,8 @@ class Backend(Protocol):
     def lacks(self, program: Program) -> str | None:
         """Why it cannot run this program; None: it can."""
 
-    def members(self, program: Program, weights: Mapping[str, Shaped]) -> list[Member]:
-        """Who serves each kind of operation and format, in the program's order."""
+    def members(self, program: Program, weights: Mapping[str, Shaped], kv_format: str) -> list[Member]:
+        """Who serves each kind of operation and format, in the program's order, over a pool of `kv_format`."""
 
     def load(
         self,
@@ -150,7 +150,11 @@ class Backend(Protocol):
 
 
 def count_members(
-    program: Program, weights: Mapping[str, Shaped], served_by: str, how: Callable[[str, Shaped | None], str]
+    program: Program,
+    weights: Mapping[str, Shaped],
+    kv_format: str,
+    served_by: str,
+    how: Callable[[str, Shaped | None], str],
 ) -> list[Member]:
     """One member for each kind of operation and format of matrix in a program; `how` describes it."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -158,7 +162,7 @@ def count_members(
     for op in (*program.body, *program.head):
         weight = weights.get(op.weights[0]) if op.weights else None
         matrix = weight if weight is not None and len(weight.shape) == 2 else None
-        key = (op.kind, matrix.name if matrix is not None else "")
+        key = (op.kind, matrix.name if matrix is not None else kv_format if op.kind in ("store", "attend") else "")
         counts[key] += 1
         words.setdefault(key, how(op.kind, matrix))
     return [Member(kind, name, count, served_by, words[kind, name]) for (kind, name), count in counts.items()]

@@ -5,6 +5,7 @@ lets go of the interpreter's lock. What it computes is defined bit for bit in do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -54,8 +55,9 @@ class NativeBackend:
             return f"native kernels take heads of a multiple of 16 channels up to {native.MOST_DIM}, not of {dim}"
         return None
 
-    def members(self, program: Program, weights: Mapping[str, Shaped]) -> list[Member]:
-        return count_members(program, weights, f"native {self.isa}", _how)
+    def members(self, program: Program, weights: Mapping[str, Shaped], kv_format: str) -> list[Member]:
+        how = partial(_how, rounds=kv_format == "bf16")
+        return count_members(program, weights, kv_format, f"native {self.isa}", how)
 
     def load(
         self,
@@ -97,9 +99,11 @@ class NativeBackend:
         return peak_bytes(lowered.body_plan, lowered.head_plan, tokens, wanted, at_once)
 
 
-def _how(kind: str, matrix: Shaped | None) -> str:
+def _how(kind: str, matrix: Shaped | None, *, rounds: bool) -> str:
+    """`rounds`: keys and values are bfloat16."""
     if matrix is None:
-        return "float32"
+        words = {"store": "rounded to bfloat16", "attend": "bfloat16 queries, keys, values and shares; float32 sums"}
+        return words.get(kind, "float32") if rounds else "float32"
     bits = 8 * native.packed_bytes(matrix.name, *matrix.shape) / (matrix.shape[0] * matrix.shape[1])
     stored = f"packed to {bits:.2f} bits a weight"
     if kind != "linear":

@@ -35,8 +35,8 @@ class TorchBackend:
     def lacks(self, program: Program) -> str | None:
         return None
 
-    def members(self, program: Program, weights: Mapping[str, Shaped]) -> list[Member]:
-        return count_members(program, weights, "torch", lambda kind, weight: "float32")
+    def members(self, program: Program, weights: Mapping[str, Shaped], kv_format: str) -> list[Member]:
+        return count_members(program, weights, kv_format, "torch", lambda kind, weight: "float32")
 
     def load(
         self,

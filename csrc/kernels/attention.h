@@ -181,8 +181,8 @@ ALWAYS void block_of(const Head<bf16>& head, Tile& t, int line, int first, const
   if (d < head.dim) mix<bf16, R, 1>(head, t, line, d);
 }
 
-// All lines of a bfloat16 pool at once, by tiles: kernels/tiles.h.
-constexpr int kTileLines = 4;  // least, and a multiple of 32 channels
+// The same by tile instructions, see kernels/tiles.h: for so many lines at least, and heads of a multiple of 32 channels.
+constexpr int kTileLines = 4;
 template <bool bf16>
 void tile_block(const Head<bf16>& head, Tile& t, int lines, int first, const AttendTask& task);
 

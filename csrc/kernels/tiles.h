@@ -51,9 +51,10 @@ struct TiledRows {
 template <int kind>
 struct Unpacked {
   static constexpr WeightShape kShape = kShapes[kind];
+  static_assert(kBlockGroups % kShape.groups() == 0, "blocks are whole chunks");
   static constexpr int kQuads = kShape.sub == 16 ? 4 : 8;  // that are summed as integers: a group, or half of one
   static constexpr int kUnits = 16 / kQuads;               // of so many quads, in the 64 inputs of a tile
-  // Unit by unit, its quads and then zeros up to 16; so there are zeros enough before and behind each.
+  // Unit by unit, its quads and then zeros up to 16; so there are zeros enough before and behind each. They stay for all panels.
   alignas(64) int8_t codes[kBlockGroups * 8 / kQuads][16][64] = {};
   Scales<kind> scales[kBlockGroups];
   Lanes::F halves[kBlockGroups][2];  // sub-scales, where halves have their own
@@ -128,13 +129,13 @@ NEVER void int8_tile(const Unpacked<kind>& w, int groups, const Int8Rows& x, int
 }
 
 template <int kind>
-NEVER void int8_tiles(const LinearTask& t, int panel, const TiledRows& rows) {
+NEVER void int8_tiles(const LinearTask& t, int panel, const TiledRows& rows, Unpacked<kind>& w) {
   constexpr WeightShape shape = kShapes[kind];
   const int filled = static_cast<int>(up(t.weight.inputs, 64));
   const int groups = static_cast<int>(up(t.weight.inputs, shape.inputs())) / kGroup;
   const uint8_t* chunk = t.weight.data + panel * t.weight.panel_bytes();
-  alignas(64) float sums[kMostTiles][kTileRows][kLanes] = {};
-  Unpacked<kind> w;
+  alignas(64) float sums[kMostTiles][kTileRows][kLanes];
+  std::memset(sums, 0, rows.tiles() * sizeof sums[0]);
   for (int first = 0; first < groups; first += kBlockGroups) {
     const int here = groups - first < kBlockGroups ? groups - first : kBlockGroups;
     for (int g = 0; g < here; g += shape.groups(), chunk += shape.chunk_bytes()) w.take(chunk, g);
@@ -175,7 +176,8 @@ NEVER void bf16_tiles(const LinearTask& t, int panel, const TiledRows& rows) {
   const int steps = static_cast<int>(up(t.weight.inputs, 32)) / 32;
   const int64_t panel_bytes = t.weight.panel_bytes();
   const uint8_t* weights = t.weight.data + panel * panel_bytes;
-  alignas(64) Sums sums = {};
+  alignas(64) Sums sums;
+  std::memset(sums, 0, rows.tiles() * sizeof sums[0]);
   for (int first = 0; first < steps; first += kBlockSteps) {
     const int here = steps - first < kBlockSteps ? steps - first : kBlockSteps;
     const auto x = [&](int tile) { return t.x + rows.row(tile) * t.x_stride + bf16_copy_at(t.weight.inputs) + first * 64; };
@@ -210,7 +212,8 @@ void tiled_linear(const LinearTask& t, int begin, int end, int from, int to) {
     TiledRows rows{from, to - from < kMostRows ? to - from : kMostRows};
     if (rows.count % kTileRows < kFewRows) rows.count -= rows.count % kTileRows;
     if constexpr (kind < kQuantized) {
-      for (int panel = begin; panel < end; ++panel) int8_tiles<kind>(t, panel, rows);
+      Unpacked<kind> w;
+      for (int panel = begin; panel < end; ++panel) int8_tiles(t, panel, rows, w);
     } else {
       int panel = begin;
       for (; panel + 2 <= end; panel += 2) bf16_tiles<2>(t, panel, rows);

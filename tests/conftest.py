@@ -1,12 +1,15 @@
-"""Fixtures that several groups of tests need: where the real models are."""
+"""Fixtures that several groups of tests need: where the real models are, and a cache that is not the user's."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from headrace.paths import cache_home
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -14,12 +17,17 @@ MODELS = Path(os.environ.get("HEADRACE_TEST_MODELS", "~/.cache/headrace-test-mod
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_weight_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Models that tests make do not push the user's out of the weight cache."""
-    folder = tmp_path_factory.mktemp("weights")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of this run, for its subprocesses too: what tests load neither fills the user's cache nor pushes anything out of
+    it. Only the catalogue's models are the user's, so that they are downloaded once."""
+    models = cache_home() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "models").symlink_to(models)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.loading.weight_cache.weights_folder", lambda: folder)
+        patch.setenv("HEADRACE_CACHE", str(folder))
         yield
+    shutil.rmtree(folder / "weights", ignore_errors=True)  # hundreds of megabytes
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,14 @@ def test_run_answers(smollm2: Path) -> None:
     assert told["usage"]["completion_tokens"] == len(told["token_ids"]) <= 8
     assert told["timings"]["total_s"] >= told["timings"]["first_token_s"] > 0
     assert told["finish_reason"] in ("stop", "length")
+
+
+def test_packed_weights_are_kept_for_this_run_only(smollm2: Path) -> None:
+    """The suite leaves the user's cache alone, and its processes share what one of them packed."""
+    answer("smollm2-135m", "hi", *GREEDY)
+    listed = json.loads(headrace("cache", "--json").stdout)
+    assert {Path(entry["path"]).parents[1] for entry in listed} == {Path(os.environ["HEADRACE_CACHE"])}
+    assert [entry["source"] for entry in listed].count(str(smollm2)) == 1
 
 
 def test_a_prompt_that_does_not_fit_is_refused(smollm2: Path) -> None:

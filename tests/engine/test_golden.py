@@ -23,8 +23,9 @@ NEAR_TIE = 2e-4
 """A greedy choice may differ only where the reference's own margin is below this share of its largest logit."""
 CLOSE = 1e-4
 """Logits agree to this share of the largest."""
-BY_INT8 = 0.2
-"""Mean difference of the native kernels: of rounding inputs to int8, keys and values to bfloat16."""
+BY_INT8 = {"smollm2-135m": 0.16, "gemma3-270m": 0.12, "qwen2.5-coder-0.5b": 0.1}
+"""Mean difference of the native kernels, by rounding inputs to int8, keys and values to bfloat16. The embedding in the
+place of the third one's own head, which is the same in another format, would make it 0.15."""
 
 
 @pytest.mark.timeout(1200)
@@ -65,7 +66,7 @@ def test_w1_w2_w3_native_kernels_are_near_transformers(name: str, test_model: Ca
     assert len(same) == 4 * 63
     assert np.mean(same) > 0.95
     assert np.mean(shared) > 4.7
-    assert np.mean(off) < BY_INT8
+    assert np.mean(off) < BY_INT8[name]
 
 
 def golden(name: str) -> list[dict[str, Any]]:

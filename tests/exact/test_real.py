@@ -104,7 +104,7 @@ def test_k5_where_a_window_is_first_full(test_model: Callable[[str], Path]) -> N
     company = Company(model, threads=2, tokens=4000)
     assert 512 in company.windows
     ways = {512: [511, 514, 1024], 16: [510], 100: [512, 1022, 1025], 513: [513, 1023, 1026]}
-    assert sorted(length for lengths in ways.values() for length in lengths) == LENGTHS
+    assert sorted(n for lengths in ways.values() for n in lengths) == LENGTHS
     for size, lengths in ways.items():
         for length in lengths:
             for start in range(0, length, size):

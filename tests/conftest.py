@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_CACHE", str(folder))
         yield
+    for thread in threading.enumerate():
+        if thread.name == "headrace-weight-cache":
+            thread.join()
     shutil.rmtree(folder / "weights", ignore_errors=True)  # hundreds of megabytes
 
 

@@ -41,7 +41,7 @@ void require(bool holds, const char* what) {
 }
 
 WeightKind kind_of(const std::string& name) {
-  for (int k = 0; k < 15; ++k) {
+  for (int k = 0; k < kKinds; ++k) {
     if (name == kWeightNames[k]) return static_cast<WeightKind>(k);
   }
   refuse("no native kernels for the format " + name);

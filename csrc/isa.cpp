@@ -30,7 +30,11 @@ bool has(const Feature& f) {
   return __get_cpuid_count(f.leaf, 0, &word[0], &word[1], &word[2], &word[3]) && (word[f.word] >> f.bit & 1);
 }
 
-// The register states that the system saves and restores (XCR0).
+// The register states that the system saves and restores (XCR0): bits 1 and 2 for AVX2, 5 to 7 more for AVX-512, 17 and 18
+// more for tiles.
+constexpr uint64_t kAvx2State = 0x6, kAvx512State = 0xe6;
+[[maybe_unused]] constexpr uint64_t kTileState = 0x600e6;
+
 uint64_t granted() {
   if (!has({"OSXSAVE", 1, 2, 27})) return 0;
   unsigned low, high;
@@ -60,14 +64,14 @@ std::string lacking(const Feature (&features)[n], uint64_t state) {
 }
 
 std::string lacking_avx512() {
-  const std::string less = lacking(kAvx2, 6);
-  return less.empty() ? lacking(kAvx512, 0xe6) : less;
+  const std::string less = lacking(kAvx2, kAvx2State);
+  return less.empty() ? lacking(kAvx512, kAvx512State) : less;
 }
 
 std::string lacking_amx() {
   std::string less = lacking_avx512();
 #ifndef HEADRACE_EMULATE_TILES
-  if (less.empty()) less = lacking(kAmx, 0x600e6);
+  if (less.empty()) less = lacking(kAmx, kTileState);
   if (less.empty() && !tiles_granted()) less = "the system does not grant its tiles to this process";
 #endif
   return less;
@@ -83,7 +87,7 @@ const Member kMembers[] = {
 #if defined(__x86_64__)
     {avx512_kernels, lacking_avx512},
     {amx_kernels, lacking_amx},  // behind AVX-512 as long as no hardware has run it: docs/decisions/0008-amx.md
-    {avx2_kernels, [] { return lacking(kAvx2, 6); }},
+    {avx2_kernels, [] { return lacking(kAvx2, kAvx2State); }},
 #endif
     {portable_kernels, [] { return std::string(); }},
 };

@@ -29,7 +29,7 @@ struct Pool {
 constexpr int kBlock = 32;      // tokens
 constexpr int kSegmentBlocks = 16;  // of one segment of attention: 512 positions
 constexpr int kMaxDim = 256;
-constexpr int kTile = 16;       // query lines computed together at most
+constexpr int kTile = 16;       // rows of a tile of AMX; query lines computed together at most
 
 struct AttendTask {
   Pool pool;
@@ -43,7 +43,7 @@ struct AttendTask {
   int window;     // 0: none
 };
 
-// A row of kernels' own: so many tokens of one request, consecutive in the step and in position.
+// What a plan calls a row: tokens of one request, consecutive in the step and in position.
 struct Span {
   int first;           // index of the first token in the step
   int position;        // of that token
@@ -73,11 +73,10 @@ enum class Activation : int { silu, gelu_tanh };
 
 struct Kernels {
   const char* name;
-  int rows;    // that a linear map keeps in registers
-  int panels;  // that it multiplies together, where there are many rows
+  int panels;  // that a linear map of at least kTile rows multiplies together
 
   // The outputs of panels [begin, end) for rows [from, to); by kind of weight.
-  void (*linear[15])(const LinearTask&, int begin, int end, int from, int to);
+  void (*linear[kKinds])(const LinearTask&, int begin, int end, int from, int to);
   // A row of n float32 as int8 with a scale per 32, or rounded to bfloat16.
   void (*to_int8)(const float* x, int n, uint8_t* out);
   void (*to_bf16)(const float* x, int n, uint8_t* out);

@@ -56,16 +56,17 @@ struct WeightShape {
 };
 
 enum class WeightKind : int { q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_xs, bf16, f16, f32 };
+constexpr int kKinds = 15;
 constexpr int kQuantized = 12;  // the first kinds; the others are not in chunks
 
-constexpr WeightShape kShapes[] = {
+constexpr WeightShape kShapes[kKinds] = {
     {4, false, 0, false, 3},  {4, false, 0, true, 0},  {5, false, 0, false, 4},  {5, false, 0, true, 0},
     {8, false, 0, false, 7},  {4, true, 0, false, 7},  {2, false, 16, true, 0},  {3, false, 16, false, 2},
     {4, false, 32, true, 0},  {5, false, 32, true, 0}, {6, false, 16, false, 5}, {4, true, 32, false, 7},
     {16, false, 0, false, 0}, {16, false, 0, false, 0}, {32, false, 0, false, 0},
 };
-constexpr const char* kWeightNames[] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K",
-                                        "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "BF16", "F16",   "F32"};
+constexpr const char* kWeightNames[kKinds] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K",
+                                              "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "BF16", "F16",   "F32"};
 
 // The values of IQ4_NL and IQ4_XS plus 128 (ggml-common.h of GGML gives the table).
 constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
@@ -83,6 +84,7 @@ struct Weight {
   bool quantized() const { return static_cast<int>(kind) < kQuantized; }
   const WeightShape& shape() const { return kShapes[static_cast<int>(kind)]; }
   int panels() const { return (outputs + kLanes - 1) / kLanes; }
+  int outputs_of(int panel) const { return outputs - panel * kLanes < kLanes ? outputs - panel * kLanes : kLanes; }
   int64_t panel_bytes() const {
     if (quantized()) return up(inputs, shape().inputs()) / shape().inputs() * shape().chunk_bytes();
     if (kind == WeightKind::bf16) return up(inputs, 32) * 2 * kLanes;

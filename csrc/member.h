@@ -1,4 +1,5 @@
-// The kernels of one instruction set, as a translation unit's own: include after the lanes.
+// The kernels of one instruction set, as a translation unit's own, which defines LANES (the header of its lanes), MEMBER (the
+// function that gives its table) and MEMBER_NAME first.
 // All of it lies in an anonymous namespace, so the linker can never take one instruction set's code for another's.
 
 #include <cstring>
@@ -17,7 +18,6 @@ namespace {
 
 constexpr Kernels kMember = {
     MEMBER_NAME,
-    Lanes::kRows,
     1,
     {linear<0>, linear<1>, linear<2>, linear<3>, linear<4>, linear<5>, linear<6>, linear<7>, linear<8>, linear<9>,
      linear<10>, linear<11>, linear<12>, linear<13>, linear<14>},

@@ -9,8 +9,8 @@ struct Stored {
   int block;  // numbers
   int bytes;
 };
-constexpr Stored kStored[] = {{32, 18},  {32, 20},   {32, 22},   {32, 24},   {32, 34},   {32, 18}, {256, 84}, {256, 110},
-                              {256, 144}, {256, 176}, {256, 210}, {256, 136}, {1, 2},     {1, 2},   {1, 4}};
+constexpr Stored kStored[kKinds] = {{32, 18},   {32, 20},   {32, 22},   {32, 24},   {32, 34}, {32, 18}, {256, 84}, {256, 110},
+                                    {256, 144}, {256, 176}, {256, 210}, {256, 136}, {1, 2},   {1, 2},   {1, 4}};
 
 uint16_t read16(const uint8_t* p) {
   uint16_t x;
@@ -220,7 +220,7 @@ void pack_quantized(const Weight& w, const uint8_t* lines, int panel, uint8_t* o
   constexpr WeightShape s = kShapes[kind];
   constexpr Stored stored = kStored[kind];
   const int64_t line_bytes = stored_line_bytes(w.kind, w.inputs);
-  const int lanes = w.outputs - panel * kLanes < kLanes ? w.outputs - panel * kLanes : kLanes;
+  const int lanes = w.outputs_of(panel);
   const uint8_t* first = lines + int64_t{panel} * kLanes * line_bytes;
   constexpr int end = s.codes_at() + s.groups() * s.code_bytes();
   for (int input = 0; input < w.inputs; input += s.inputs(), out += s.chunk_bytes()) {
@@ -248,7 +248,7 @@ constexpr Pack kPack[kQuantized] = {
 
 void pack_bf16(const Weight& w, const uint8_t* lines, int panel, uint8_t* out) {
   constexpr int kAtOnce = 16;  // pairs, 1 KiB of the panel
-  const int lanes = w.outputs - panel * kLanes < kLanes ? w.outputs - panel * kLanes : kLanes;
+  const int lanes = w.outputs_of(panel);
   const uint8_t* first = lines + int64_t{2} * panel * kLanes * w.inputs;
   const int pairs = w.inputs / 2;
   if (lanes < kLanes) std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
@@ -269,7 +269,7 @@ void pack_bf16(const Weight& w, const uint8_t* lines, int panel, uint8_t* out) {
 void pack_plain(const Weight& w, const uint8_t* lines, int panel, int size, uint8_t* out) {
   std::memset(out, 0, static_cast<size_t>(w.panel_bytes()));
   const int64_t line = up(w.inputs, 16) * size, stored = int64_t{size} * w.inputs;
-  for (int lane = 0; lane < kLanes && panel * kLanes + lane < w.outputs; ++lane) {
+  for (int lane = 0; lane < w.outputs_of(panel); ++lane) {
     std::memcpy(out + lane * line, lines + (panel * kLanes + lane) * stored, static_cast<size_t>(stored));
   }
 }

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cmath>
 #include <cstring>
 #include <new>
 
@@ -15,7 +14,7 @@ namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kPieceBytes = 16 << 10;  // of weights that one piece of a linear map reads, at least
 constexpr int kRowsPerPiece = 128;         // rows of a linear map whose activations stay in a core's cache meanwhile
-constexpr int64_t kSerial = 8 << 10;       // numbers that the caller goes through alone sooner than with others
+constexpr int64_t kSerial = 8 << 10;       // numbers of a piece of whole rows; so few in all are the caller's alone
 
 // Cosine and sine of x >= 0 in float64: x less whole quarter turns, then Taylor's series on [-pi/4, pi/4].
 void turn(double x, double& cosine, double& sine) {

@@ -6,7 +6,6 @@
 #pragma once
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,12 +26,12 @@ enum class Kind : int { embed, select, to_int8, to_bf16, rms_norm, angles, rotat
 struct Instruction {
   Kind kind;
   int x = -1, y = -1, out = -1;     // slots
-  int width = 0;                    // numbers of x
+  int width = 0;                    // numbers of x; embed, angles: of out
   Weight weight{};                  // embed, linear
   const float* vector = nullptr;    // bias, norm weight, frequencies
   float a = 0.0f, b = 0.0f;         // embed: factor; norm: eps, offset; angles: factor; softcap: cap; attend: scale, cap
-  int n = 0;                        // norm: stretch; rotate: head size; angles, rotate: half of the turned channels in m
-  int m = 0;
+  int n = 0;                        // norm: stretch; rotate: head size
+  int m = 0;                        // angles, rotate: half of the channels that turn
   Activation activation = Activation::silu;
   Pool pool{};                      // store, attend
   int group = 0;                    // of the KV layout
@@ -105,7 +104,7 @@ class Replayer {
   int64_t arena_bytes_ = 0;
   std::vector<uint8_t*> at_;
   std::vector<int64_t> stride_;
-  std::vector<int> owner_;  // token -> row
+  std::vector<int> owner_;  // token -> row of the plan
   std::vector<std::optional<Attended>> attended_;  // by KV group
   std::vector<float> sums_;
 };

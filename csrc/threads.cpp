@@ -13,7 +13,8 @@
 namespace headrace {
 namespace {
 
-constexpr uint64_t kField = (1 << 20) - 1;
+constexpr uint64_t kField = (1 << 20) - 1;   // of a ticket: end, next piece
+constexpr uint64_t kRegion = (1 << 24) - 1;  // of a ticket: number of the region
 constexpr auto kSpin = std::chrono::microseconds(100);  // for the next region, before sleeping
 constexpr int kPausesPerLook = 32;
 
@@ -109,7 +110,7 @@ void Team::run(int pieces, Call call, const void* context) noexcept {
   call_.store(call, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
-  region_ = (region_ + 1) & (kField << 4 | 15);
+  region_ = (region_ + 1) & kRegion;
   for (int t = 0; t < count_; ++t) {
     const uint64_t begin = static_cast<uint64_t>(int64_t{pieces} * t / count_);
     const uint64_t end = static_cast<uint64_t>(int64_t{pieces} * (t + 1) / count_);

@@ -41,7 +41,8 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   using Call = void (*)(const void*, int);
-  static constexpr int kMostPieces = (1 << 20) - 4096;  // of one region: a ticket has 20 bits for them
+  // Of one region: a ticket has 20 bits for them, and each thread asks every range once more than it has.
+  static constexpr int kMostPieces = (1 << 20) - 4096;
 
   void run(int pieces, Call call, const void* context) noexcept;
 

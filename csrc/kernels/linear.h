@@ -3,7 +3,7 @@
 // A row's result never depends on how many rows share a call: each row has its own accumulator and meets the groups in
 // ascending order. The recipe of a quantized weight, for each group of 32 inputs:
 //     t = float32(sum of code x activation, exact in int32) x d
-//     acc = fma(t, activation scale, acc);  acc = fma(-(sum of activations) x activation scale, m, acc) with minima
+//     acc = fma(t, activation scale, acc);  acc = fma(-(sum of activations) x activation scale, -m, acc) with minima
 // and for halves with sub-scales of their own (sub = 16) the integers of both are added before the conversion, and
 //     t = fma(float32(sum of -(activations) x sub-minima), dmin, t) with minima (one fma more, no second accumulation).
 
@@ -22,7 +22,8 @@ struct Int8Rows {
 // processor's own prefetching does not see so far. A single row is quicker without.
 constexpr int kAhead = 4096;
 
-// sum += quads [first, first + count) of a group x the activations from `input` on. Exact in any order.
+// sum += quads [first, first + count) of a group x the activations from `input` on. Exact in any order. L is Lanes, but
+// looked into only where the template is used: not all lanes have words.
 template <class C, int first, int count, int R, class L = Lanes>
 ALWAYS void add_quads(const uint8_t* codes, const Int8Rows& x, int input, Lanes::I (&sum)[R]) {
   if constexpr (L::kWords && !C::kWide) {
@@ -70,7 +71,7 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
   using C = Codes<kind>;
   constexpr WeightShape shape = C::kShape;
   const uint8_t* codes = chunk + shape.codes_at() + g * shape.code_bytes();
-  if constexpr (R >= 4 || R == Lanes::kRows) {
+  if constexpr (R >= 4) {
     for (int b = 0; b < shape.code_bytes(); b += 64) __builtin_prefetch(codes + kAhead + b);
   }
   const Scales<kind> scales = Scales<kind>::of(chunk, g);
@@ -171,7 +172,7 @@ NEVER void wide_panel(const uint8_t* panel, int inputs, int outputs, const float
 // A row's outputs of one panel, the bias added.
 ALWAYS void put(const LinearTask& t, int panel, int row, Lanes::F acc) {
   const int first = panel * kLanes;
-  const int outputs = t.weight.outputs - first < kLanes ? t.weight.outputs - first : kLanes;
+  const int outputs = t.weight.outputs_of(panel);
   if (t.bias != nullptr) acc = Lanes::add(acc, Lanes::load_first(t.bias + first, outputs));
   float* y = t.y + row * t.y_stride + first;
   if (outputs == kLanes) {
@@ -185,8 +186,6 @@ template <int kind, int R>
 ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
   const Weight& w = t.weight;
   const uint8_t* at = w.data + panel * w.panel_bytes();
-  const int first = panel * kLanes;
-  const int outputs = w.outputs - first < kLanes ? w.outputs - first : kLanes;
   Lanes::F acc[R];
   if constexpr (kind < kQuantized) {
     int8_panel<kind, R>(at, w.inputs, Int8Rows{t.x, t.x_stride, static_cast<int>(up(w.inputs, 64))}, row, acc);
@@ -196,7 +195,7 @@ ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
     if constexpr (kind == static_cast<int>(WeightKind::bf16)) {
       bf16_panel<R>(at, w.inputs, rows, stride, acc);
     } else {
-      wide_panel<kind == static_cast<int>(WeightKind::f16), R>(at, w.inputs, outputs, rows, stride, acc);
+      wide_panel<kind == static_cast<int>(WeightKind::f16), R>(at, w.inputs, w.outputs_of(panel), rows, stride, acc);
     }
   }
   for (int r = 0; r < R; ++r) put(t, panel, row + r, acc[r]);
@@ -211,9 +210,7 @@ void linear(const LinearTask& t, int begin, int end, int from, int to) {
     if constexpr (Lanes::kRows > 4) {
       if (row + 4 <= to) linear_rows<kind, 4>(t, panel, row), row += 4;
     }
-    if constexpr (Lanes::kRows > 2) {
-      if (row + 2 <= to) linear_rows<kind, 2>(t, panel, row), row += 2;
-    }
+    if (row + 2 <= to) linear_rows<kind, 2>(t, panel, row), row += 2;
     if (row < to) linear_rows<kind, 1>(t, panel, row);
   }
 }

@@ -66,8 +66,8 @@ NEVER void rotate(const float* x, int heads, int dim, const float* turns, int ha
   }
 }
 
-// One scale for each 32 numbers: amax / 127, codes round(x 127 / amax), half to even. A group of zeros (or of nothing
-// above 2^-100) is zeros; one with NaN or infinity has the scale NaN, so that all it touches becomes NaN.
+// One scale for each 32 numbers: amax / 127, codes round(x (127 / amax)), half to even. A group whose numbers are all
+// below 2^-100 is zeros; one with NaN or infinity has the scale NaN, so that all it touches becomes NaN.
 NEVER void to_int8(const float* x, int n, uint8_t* out) {
   const int filled = static_cast<int>(up(n, 64));
   auto* groups = reinterpret_cast<ActivationGroup*>(out + filled);

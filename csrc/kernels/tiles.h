@@ -30,7 +30,7 @@ void rest_tiles() {
   configured = false;
 }
 
-constexpr int kTileRows = 16;
+constexpr int kTileRows = kTile;
 constexpr int kFewRows = 4;             // beyond whole tiles: fewer are not worth another one
 constexpr int kMostRows = 128;          // whose sums are kept at once
 constexpr int kMostTiles = kMostRows / kTileRows;

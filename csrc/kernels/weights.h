@@ -76,7 +76,7 @@ template <int kind>
 struct Scales {
   static constexpr WeightShape kShape = kShapes[kind];
   Lanes::F d;       // sub = 32: d x sub-scale, which float32 holds exactly
-  Lanes::F m;       // m negated; sub = 32: dmin x sub-minimum, exactly; sub = 16: dmin
+  Lanes::F m;       // -m of x = d q + m; so where sub = 32 dmin x sub-minimum, exactly; sub = 16: dmin
   Lanes::I pair;    // sub = 16: the sub-scales of both halves as int16
   Lanes::I minima;  // sub = 16: likewise
 
@@ -85,7 +85,7 @@ struct Scales {
     const auto* halves = reinterpret_cast<const uint16_t*>(chunk);
     if constexpr (kShape.sub == 0) {
       s.d = Lanes::load_half(halves + 16 * g);
-      if constexpr (kShape.minima) s.m = Lanes::sub(Lanes::zero(), Lanes::load_half(halves + 32 + 16 * g));
+      if constexpr (kShape.minima) s.m = negative(Lanes::load_half(halves + 32 + 16 * g));
     } else {
       s.d = Lanes::load_half(halves);
       if constexpr (kShape.minima) s.m = Lanes::load_half(halves + 16);

@@ -71,9 +71,6 @@ struct Lanes {
   static inline F floats(const I& a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
   static inline __m128i load_16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static inline F load_half(const uint16_t* p) { return {_mm256_cvtph_ps(load_16(p)), _mm256_cvtph_ps(load_16(p + 8))}; }
-  static inline F load_bfloat(const uint16_t* p) {
-    return floats(shl<16>(I{_mm256_cvtepu16_epi32(load_16(p)), _mm256_cvtepu16_epi32(load_16(p + 8))}));
-  }
   static inline void store_int8(int8_t* p, const I& x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));

@@ -8,7 +8,7 @@
 // instruction set can be linked into another.
 
 struct Lanes {
-  static constexpr int kRows = 4;             // most rows that a matrix kernel keeps in registers
+  static constexpr int kRows = 4;             // most rows that a linear map keeps in registers, 4 or 8
   static constexpr int kAttendRows = 2;       // most query lines that attention keeps in registers
   static constexpr int kAttendWide = 1;       // times 16 keys or channels at a time, 1 or 2
   static constexpr bool kWords = false;       // products of small codes are added in 16 bits first (words, add_words, widen)
@@ -73,11 +73,6 @@ struct Lanes {
   static inline I bits(const F& a) { I out; std::memcpy(&out, &a, 64); return out; }
   static inline F floats(const I& a) { F out; std::memcpy(&out, &a, 64); return out; }
   static inline F load_half(const uint16_t* p) { F out; EACH(half_to_float(p[i])); }
-  static inline F load_bfloat(const uint16_t* p) {
-    I out;
-    for (int i = 0; i < 16; ++i) out.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
-    return floats(out);
-  }
   static inline void store_int8(int8_t* p, const I& x) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(x.v[i]); }
 
   // 32 bytes as 16 lanes of two int16, the first in the lower half; sign- or zero-extended.

@@ -12,7 +12,7 @@ namespace {
 #include "../lanes/avx2.h"
 #include "wide_avx2.h"
 #include "passes.h"
-constexpr Passes kPasses = {"avx2", survey, count, gather, sum, weigh};
+constexpr Passes kPasses = {survey, count, gather, sum, weigh};
 }  // namespace
 
 const Passes& avx2() { return kPasses; }

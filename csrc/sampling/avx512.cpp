@@ -12,7 +12,7 @@ namespace {
 #include "../lanes/avx512.h"
 #include "wide_avx512.h"
 #include "passes.h"
-constexpr Passes kPasses = {"avx512", survey, count, gather, sum, weigh};
+constexpr Passes kPasses = {survey, count, gather, sum, weigh};
 }  // namespace
 
 const Passes& avx512() { return kPasses; }

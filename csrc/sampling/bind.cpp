@@ -23,8 +23,6 @@ using headrace::Mode;
 
 namespace {
 
-// A peak comes as float64 and is made a float32 where denormals are kept: it may be one.
-
 using Lines = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Line = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
@@ -81,11 +79,10 @@ Knobs knobs_of(nb::handle each) {
   return out;
 }
 
+// A peak comes as float64 and is made a float32 only where denormals are kept: it may be one.
 class Sampling {
  public:
   explicit Sampling(const std::string& isa) : passes_(passes_of(isa)) {}
-
-  std::string isa() const { return passes_.name; }
 
   nb::tuple peaks(const Lines& lines) const { return picked(lines, std::vector<Knobs>(lines.shape(0))); }
 
@@ -189,7 +186,6 @@ void bind_sampling(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<Sampling>(m, "Sampling")
       .def(nb::init<const std::string&>(), "isa"_a)
-      .def_prop_ro("isa", &Sampling::isa)
       .def("peaks", &Sampling::peaks, "lines"_a.noconvert())
       .def("pick", &Sampling::pick, "lines"_a.noconvert(), "knobs"_a)
       .def("weights", &Sampling::weights, "values"_a.noconvert(), "peak"_a, "temperature"_a)

@@ -11,7 +11,7 @@ namespace {
 #include "../lanes/portable.h"
 #include "wide_portable.h"
 #include "passes.h"
-constexpr Passes kPasses = {"portable", survey, count, gather, sum, weigh};
+constexpr Passes kPasses = {survey, count, gather, sum, weigh};
 }  // namespace
 
 const Passes& portable() { return kPasses; }

@@ -82,7 +82,8 @@ Line surveyed(const Passes& passes, const float* x, int64_t n, Scratch& scratch)
   return surveyed(passes, x, n, scratch, &nan);
 }
 
-Peak peak_of(const Line& line, bool nan) {
+// The likeliest token, or the first NaN.
+Choice peak_of(const Line& line, bool nan) {
   if (nan) {
     const int64_t at = std::find_if(line.x, line.x + line.n, [](float x) { return x != x; }) - line.x;
     return {at, line.x[at]};
@@ -322,12 +323,6 @@ double logprob(float x, float peak, double temperature, double total) {
 
 // ---- order
 
-Peak peak(const Passes& passes, const float* x, int64_t n, Scratch& scratch) {
-  bool nan;
-  const Line row = surveyed(passes, x, n, scratch, &nan);
-  return peak_of(row, nan);
-}
-
 int64_t rank(const Passes& passes, const float* x, int64_t n, int64_t token) {
   return 1 + passes.count(x, token, x[token]) + passes.count(x + token, n - token, next_up(x[token]));
 }
@@ -357,9 +352,9 @@ int64_t nucleus(const Passes& passes, const float* x, int64_t n, float peak, dou
 Choice pick(const Passes& passes, const float* x, int64_t n, const Knobs& knobs, Scratch& scratch) {
   bool nan;
   const Line row = surveyed(passes, x, n, scratch, &nan);
-  const Peak best = peak_of(row, nan);
-  if (knobs.temperature == 0 || !std::isfinite(best.logit)) return {best.token, best.logit};
-  return {choose(passes, row, best.logit, knobs, scratch), best.logit};
+  const Choice best = peak_of(row, nan);
+  if (knobs.temperature == 0 || !std::isfinite(best.peak)) return best;
+  return {choose(passes, row, best.peak, knobs, scratch), best.peak};
 }
 
 // ---- log-probabilities

@@ -27,7 +27,6 @@ struct Scale {
 
 // What one instruction set offers: passes over n float32 values, n >= 0.
 struct Passes {
-  const char* name;
   // Largest value of each column of each group, and of each group; the last group may be short: -inf fills it up.
   // True where there is a NaN; then the maxima mean nothing.
   bool (*survey)(const float* x, int64_t n, float* columns, float* tops);
@@ -44,7 +43,7 @@ struct Passes {
 };
 
 const Passes& portable();
-const Passes& avx2();    // needs AVX2, FMA, F16C, BMI2
+const Passes& avx2();    // needs AVX2, FMA, F16C
 const Passes& avx512();  // needs AVX-512 F, BW, DQ, VL, VNNI as well
 
 struct Scratch {
@@ -52,11 +51,6 @@ struct Scratch {
   std::vector<int32_t> ids, kept_ids, order;
   std::vector<int64_t> sums;
   std::vector<uint64_t> keys;
-};
-
-struct Peak {
-  int64_t token;
-  float logit;  // finite if and only if the row obeys the contract
 };
 
 // How a row's token is chosen: the arguments of `choose`.
@@ -69,7 +63,7 @@ struct Knobs {
 
 struct Choice {
   int64_t token;
-  float peak;
+  float peak;  // the row's; finite if and only if the row obeys the contract
 };
 
 struct Score {
@@ -77,7 +71,6 @@ struct Score {
   int64_t rank;
 };
 
-Peak peak(const Passes& passes, const float* x, int64_t n, Scratch& scratch);
 void weights(const Passes& passes, const float* x, int64_t n, float peak, double temperature, int64_t* out);
 double log(int64_t total);
 double log_total(const Passes& passes, const float* x, int64_t n, float peak, double temperature);
@@ -87,7 +80,7 @@ void top(const Passes& passes, const float* x, int64_t n, int64_t k, Scratch& sc
 int64_t share(int64_t total, double part);
 int64_t nucleus(const Passes& passes, const float* x, int64_t n, float peak, double temperature, int64_t target,
                 Scratch& scratch);
-// The row's peak and, where that is finite, its token; where it is not, the token of `peak`.
+// The row's peak and, where that is finite, the token that is drawn; where it is not, or the choice greedy, the peak's.
 Choice pick(const Passes& passes, const float* x, int64_t n, const Knobs& knobs, Scratch& scratch);
 double logprob(float x, float peak, double temperature, double total);
 // Log-probability and rank of `token`; scratch.order and logprobs: the k likeliest and theirs.

@@ -36,7 +36,6 @@ class OneOp:
         self.arrays: list[np.ndarray] = []
         self.widths: list[int] = []
         self.case, self.isa, self.vocab = case, isa, vocab
-        self.pool_memory: np.ndarray | None = None
         self.pool: native.Pool | None = None
         self.windows: list[int] = []
 
@@ -90,7 +89,7 @@ def from_native_pool(data: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
-    """The output of a case, or the pool afterwards. Tokens count all rows; a chosen row is a wanted token."""
+    """The output of a case, or the pool afterwards."""
     one = OneOp(isa, threads=threads, case=case)
     memory = None
     if case.kv is not None:
@@ -100,7 +99,7 @@ def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
         one.windows = [case.kv.window or 0]
     inputs, attrs, weights = case.inputs, case.attrs, case.weights
     lines = inputs[0] if inputs[0].ndim == 2 else None
-    tokens = positions = None
+    positions = None
     if kind == "embed":
         return embed(stored(weights[0]), inputs[0], isa, threads, attrs["scale"])
     if kind == "angles":
@@ -148,7 +147,7 @@ def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
     if case.kv is not None:
         positions = case.kv.positions
     if len(inputs[0]):
-        one.run(flat, tokens, positions)
+        one.run(flat, positions=positions)
     if kind == "store":
         assert memory is not None
         assert case.kv is not None

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from headrace.execute.plan import Admission
 from headrace.execute.sampler import Draw, SamplingState, Score, reduce
+from headrace.native import _core as core
+from headrace.native import isas
 from headrace.native.sampling import NativeSampling
 from headrace.ops import sampling as s
 from headrace.ops.sampling import Knobs
 from headrace.params import SamplingParams
 from tests.execute.resolved import OFF
-
-core = pytest.importorskip("headrace.native._core")
 
 BIG = float(np.finfo(np.float32).max)
 TINY = float(np.finfo(np.float32).smallest_subnormal)
@@ -28,16 +28,9 @@ HUGE = 262_144
 few = settings(max_examples=120, deadline=None)
 
 
-if "Sampling" not in vars(core):
-    pytest.skip("the extension was built without sampling", allow_module_level=True)
-
-
-@pytest.fixture(params=["portable", "avx2", "avx512", "amx"], scope="module")
+@pytest.fixture(params=isas(), scope="module")
 def native(request: pytest.FixtureRequest) -> NativeSampling:
-    try:
-        return NativeSampling(request.param)
-    except ValueError:
-        pytest.skip("this machine lacks it")
+    return NativeSampling(request.param)
 
 
 values = st.one_of(

@@ -25,11 +25,11 @@ HUGE = 2 << 20
 HEADER_BYTES = 48 << 20
 """Memory that headers may take, above the sizes of the files themselves."""
 
-_POPULATE_READ = 22
-"""MADV_POPULATE_READ of Linux 5.14; the mmap module has no name for it."""
-
 HEADER_WORK = 3_000_000
 """Work that headers may cause, in units of about 100 ns."""
+
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14; the mmap module has no name for it."""
 
 
 @dataclass(frozen=True, slots=True)

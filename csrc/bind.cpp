@@ -162,7 +162,9 @@ class Program {
   Program(const std::string& isa, std::shared_ptr<Threads> threads, const std::vector<std::tuple<bool, int64_t>>& slots,
           std::optional<PoolView> pool, std::vector<int> windows, int vocab)
       : kernels_(member(isa)), pool_(std::move(pool)), windows_(std::move(windows)), vocab_(vocab),
-        replayer_(kernels_, std::move(threads), made(slots)), slots_(slots) {}
+        replayer_(kernels_, std::move(threads), made(slots)), slots_(slots) {
+    require(pool_ || windows_.empty(), "groups are of a pool");
+  }
 
   void region(bool wanted) {
     finish();
@@ -183,6 +185,7 @@ class Program {
                std::to_string(bytes[n]) + " bytes");
       }
     }
+    judge_extents(i, bytes);
     open_->instructions.push_back(i);
   }
 
@@ -237,6 +240,22 @@ class Program {
     }
     const nb::gil_scoped_release free;
     replayer_.run(b, outside);
+  }
+
+  // A region's instructions run over its rows: all that they touch must have as many.
+  void judge_extents(const Instruction& i, const std::array<int64_t, 3>& bytes) const {
+    const std::string name = kKindNames[static_cast<int>(i.kind)];
+    const bool of_tokens = i.kind == Kind::embed || i.kind == Kind::angles || i.kind == Kind::store || i.kind == Kind::attend;
+    const bool wanted = open_->extent == Extent::wanted;
+    if (wanted ? of_tokens : i.kind == Kind::select) refuse(name + ": a region of other rows");
+    const int slots[] = {i.x, i.y, i.out};
+    for (int n = 0; n < 3; ++n) {
+      if (bytes[n] == 0) continue;
+      const bool selected = i.kind == Kind::select && n == 0;
+      if (std::get<0>(slots_[static_cast<size_t>(slots[n])]) != (wanted && !selected)) {
+        refuse(name + ": slot " + std::to_string(slots[n]) + " has other rows than the region");
+      }
+    }
   }
 
   // Everything that is used as an index, before it is.

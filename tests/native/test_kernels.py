@@ -664,11 +664,41 @@ def test_bad_programs_are_refused() -> None:
             write()
 
 
+def test_rows_of_another_count_are_refused() -> None:
+    memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
+    pool = native.Pool([memory], 3, 2, 16, False)
+    slots = [(wanted, 128) for wanted in (False, False, True, True)]
+    flat = native.Program("portable", native.Threads(1), slots, pool, [0], 10)
+    table, one = filled(outputs=10), np.ones(1, np.float32)
+    flat.region(True)
+    for name, write in (
+        ("embed", lambda: flat.embed(table, 2, 1.0)),
+        ("angles", lambda: flat.angles(2, one, 1.0)),
+        ("store", lambda: flat.store(2, 3, 0, 0)),
+        ("attend", lambda: flat.attend(2, 3, 2, 1.0, 0.0, 0, 0)),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: a region of other rows"):
+            write()
+    for x, y, out in ((0, 2, 3), (2, 0, 3), (2, 3, 0)):
+        with pytest.raises(ValueError, match="add: slot 0 has other rows"):
+            flat.add(x, y, out, 16)
+    with pytest.raises(ValueError, match="select: slot 2 has other rows"):
+        flat.select(2, 3, 16)
+    flat.select(0, 3, 16)
+    flat.region(False)
+    with pytest.raises(ValueError, match="select: a region of other rows"):
+        flat.select(0, 3, 16)
+    with pytest.raises(ValueError, match="add: slot 2 has other rows"):
+        flat.add(0, 1, 2, 16)
+
+
 def test_bad_pools_are_refused() -> None:
     memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
     for dim in (8, 24, 272):
         with pytest.raises(ValueError, match="multiple of 16 channels, at most 256"):
             native.Pool([memory], 3, 2, dim, False)
+    with pytest.raises(ValueError, match="groups are of a pool"):
+        native.Program("portable", native.Threads(1), [(False, 256)] * 2, None, [0], 10)
     with pytest.raises(ValueError, match="not of that shape"):
         native.Pool([memory[1:]], 3, 2, 16, False)
     pool = native.Pool([memory], 3, 2, 16, False)

@@ -3,7 +3,7 @@
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
-	cmake --build build/dev --parallel && cp build/dev/_core*.so src/headrace/native/
+	cmake --build build/dev --parallel 2 && cp build/dev/_core*.so src/headrace/native/
 
 check:            ## linter, types, layers
 	ruff check && ruff format --check && mypy && pytest tests/pure
@@ -14,7 +14,7 @@ test:             ## the whole suite
 sanitize:         ## the tests of operations on kernels built with the address and undefined-behaviour sanitizers
 	cmake -S . -B build/sanitize -DHEADRACE_SANITIZE=ON -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) \
 	  -DPython_EXECUTABLE=$$(which python)
-	cmake --build build/sanitize --parallel
+	cmake --build build/sanitize --parallel 2
 	rm -rf build/sanitize/src && cp -r src build/sanitize/src && cp build/sanitize/_core*.so build/sanitize/src/headrace/native/
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  PYTHONPATH=build/sanitize/src pytest tests/native tests/exact/test_tiny.py

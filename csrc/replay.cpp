@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kPieceBytes = 16 << 10;  // of weights that one piece of a linear map reads, at least
+constexpr int kManyRows = 8;               // of a linear map, from which on a piece of it has fewer weights
 constexpr int kRowsPerPiece = 128;         // rows of a linear map whose activations stay in a core's cache meanwhile
 constexpr int64_t kSerial = 8 << 10;       // numbers of a piece of whole rows; so few in all are the caller's alone
 
@@ -87,7 +88,7 @@ void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
     for (int t = batch.offsets[r]; t < batch.offsets[r + 1]; ++t) owner_[t] = r;
   }
   attended_.assign(batch.tables.size(), std::nullopt);
-  for (const Region& region : regions_) {
+  for (const Prepared& region : regions_) {
     if (count(region.extent, batch) == 0) continue;
     switch (region.instructions[0].kind) {
       case Kind::linear: linears(region, batch); break;
@@ -96,6 +97,15 @@ void Replayer::run(const Batch& batch, const std::vector<External>& externals) {
     }
   }
   if (kernels_.rest != nullptr) kernels_.rest();  // of the caller; workers only ever run kernels
+}
+
+void Replayer::add(Region region) {
+  Prepared prepared{std::move(region), {}, {}};
+  if (prepared.instructions[0].kind == Kind::linear) {
+    prepared.few = shares(prepared, false);
+    prepared.many = shares(prepared, true);
+  }
+  regions_.push_back(std::move(prepared));
 }
 
 // Where each slot begins in this run.
@@ -174,50 +184,41 @@ void Replayer::row(const Instruction& i, const Batch& batch, int r) const {
   }
 }
 
-void Replayer::linears(const Region& region, const Batch& batch) {
-  const int n = count(region.extent, batch);
-  struct Part {
-    LinearTask task;
-    int panels;  // of one piece
-    int pieces;
-    int before(int64_t threads, int thread) const { return static_cast<int>(pieces * thread / threads); }
-  };
-  std::vector<Part> parts;
-  parts.reserve(region.instructions.size());
-  int pieces = 0;
-  for (const Instruction& i : region.instructions) {
-    const LinearTask task{i.weight, i.vector, raw(i.x, 0), stride_[i.x], line(i.out, 0), stride_[i.out] / 4};
-    const int64_t bytes = i.weight.panel_bytes() * (n < 8 ? 1 : 4);
-    int panels = static_cast<int>(bytes >= kPieceBytes ? 1 : kPieceBytes / bytes);
-    if (n >= kTile && panels < kernels_.panels) panels = kernels_.panels;
-    parts.push_back({task, panels, ceil_div(i.weight.panels(), panels)});
-    pieces += parts.back().pieces;
+// In order of threads, and for each its share of every map: so it meets the same weights in every step, those that it
+// packed and that lie on its node.
+std::vector<Share> Replayer::shares(const Region& region, bool many) const {
+  const int64_t threads = threads_->count();
+  std::vector<Share> out;
+  for (int64_t thread = 0; thread < threads; ++thread) {
+    for (size_t map = 0; map < region.instructions.size(); ++map) {
+      const Weight& w = region.instructions[map].weight;
+      const int64_t bytes = w.panel_bytes() * (many ? 4 : 1);
+      int64_t panels = bytes >= kPieceBytes ? 1 : kPieceBytes / bytes;
+      if (many && panels < kernels_.panels) panels = kernels_.panels;
+      const int64_t pieces = ceil_div(w.panels(), panels);
+      for (int64_t piece = pieces * thread / threads; piece < pieces * (thread + 1) / threads; ++piece) {
+        const int64_t begin = piece * panels, end = begin + panels;
+        out.push_back({static_cast<int>(map), static_cast<int>(begin), static_cast<int>(end < w.panels() ? end : w.panels())});
+      }
+    }
   }
-  // In order of threads, and for each its share of every map: so it meets the same weights in every step, those that it
-  // packed and that lie on its node.
-  const int threads = threads_->count();
-  const auto before = [&](int thread) {
-    int sum = 0;
-    for (const Part& part : parts) sum += part.before(threads, thread);
-    return sum;
-  };
+  return out;
+}
+
+void Replayer::linears(const Prepared& region, const Batch& batch) {
+  const int n = count(region.extent, batch);
+  std::vector<LinearTask> tasks;
+  tasks.reserve(region.instructions.size());
+  for (const Instruction& i : region.instructions) {
+    tasks.push_back({i.weight, i.vector, raw(i.x, 0), stride_[i.x], line(i.out, 0), stride_[i.out] / 4});
+  }
+  const std::vector<Share>& shares = n < kManyRows ? region.few : region.many;
+  const int pieces = static_cast<int>(shares.size());
   threads_->run(pieces * ceil_div(n, kRowsPerPiece), [&](int piece) {
     const int from = piece / pieces * kRowsPerPiece, to = from + kRowsPerPiece < n ? from + kRowsPerPiece : n;
-    int number = piece % pieces;
-    int thread = static_cast<int>(int64_t{number} * threads / pieces);
-    while (before(thread + 1) <= number) ++thread;
-    number -= before(thread);
-    for (const Part& part : parts) {
-      const int first = part.before(threads, thread), share = part.before(threads, thread + 1) - first;
-      if (number >= share) {
-        number -= share;
-        continue;
-      }
-      const Weight& w = part.task.weight;
-      const int begin = (first + number) * part.panels;
-      const int end = begin + part.panels < w.panels() ? begin + part.panels : w.panels();
-      return kernels_.linear[static_cast<int>(w.kind)](part.task, begin, end, from, to);
-    }
+    const Share& share = shares[static_cast<size_t>(piece % pieces)];
+    const LinearTask& task = tasks[static_cast<size_t>(share.map)];
+    kernels_.linear[static_cast<int>(task.weight.kind)](task, share.begin, share.end, from, to);
   });
 }
 

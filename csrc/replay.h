@@ -43,6 +43,11 @@ struct Region {
   std::vector<Instruction> instructions;
 };
 
+// Panels of one of a region's linear maps.
+struct Share {
+  int map, begin, end;
+};
+
 struct Batch {
   int tokens, rows, wanted;
   const int32_t* token_ids;
@@ -68,7 +73,7 @@ class Replayer {
   Replayer(const Replayer&) = delete;
   Replayer& operator=(const Replayer&) = delete;
 
-  void add(Region region) { regions_.push_back(std::move(region)); }
+  void add(Region region);
   void run(const Batch& batch, const std::vector<External>& externals);
 
  private:
@@ -86,10 +91,15 @@ class Replayer {
     int64_t sums = 0;                         // numbers of one key head
   };
 
+  struct Prepared : Region {
+    std::vector<Share> few, many;  // pieces of linear maps, for few rows and for many
+  };
+
+  std::vector<Share> shares(const Region& region, bool many) const;
   void place(const Batch& batch, const std::vector<External>& externals);
   void rows(const Region& region, const Batch& batch);
   void row(const Instruction& i, const Batch& batch, int row) const;
-  void linears(const Region& region, const Batch& batch);
+  void linears(const Prepared& region, const Batch& batch);
   void attend(const Instruction& i, const Batch& batch);
   Attended share_out(const AttendTask& task, int group, const Batch& batch) const;
   uint8_t* raw(int slot, int64_t row) const { return at_[slot] + row * stride_[slot]; }
@@ -99,7 +109,7 @@ class Replayer {
   const Kernels& kernels_;
   std::shared_ptr<Threads> threads_;
   std::vector<Slot> slots_;
-  std::vector<Region> regions_;
+  std::vector<Prepared> regions_;
   uint8_t* arena_ = nullptr;
   int64_t arena_bytes_ = 0;
   std::vector<uint8_t*> at_;

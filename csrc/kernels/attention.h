@@ -229,6 +229,15 @@ struct Lines {
   }
 };
 
+ALWAYS void clear(Tile& t, int line, int dim) {
+  for (int d = 0; d < dim; d += kLanes) {
+    Lanes::store(t.acc[line] + d, Lanes::zero());
+    Lanes::store(t.merged[line] + d, Lanes::zero());
+  }
+  t.m[line] = t.merged_m[line] = kNothing;
+  t.l[line] = t.merged_l[line] = 0.0f;
+}
+
 template <bool bf16, class L = Lanes>
 ALWAYS void begin(const Lines& lines, Tile& t) {
   const AttendTask& task = lines.task;
@@ -238,12 +247,9 @@ ALWAYS void begin(const Lines& lines, Tile& t) {
       const Lanes::F x = bf16 ? bf16_of(Lanes::load(q + d)) : Lanes::load(q + d);
       Lanes::store(t.q[i] + d, x);
       if constexpr (bf16 && L::kTiles) L::store_bfloat(t.short_q[i] + d, x);
-      Lanes::store(t.acc[i] + d, Lanes::zero());
-      Lanes::store(t.merged[i] + d, Lanes::zero());
     }
     t.position[i] = lines.span.position + (lines.from + i) / (task.heads / task.pool.kv_heads);
-    t.m[i] = t.merged_m[i] = kNothing;
-    t.l[i] = t.merged_l[i] = 0.0f;
+    clear(t, i, task.pool.dim);
   }
 }
 
@@ -308,7 +314,7 @@ NEVER void attend_merged(const AttendTask& task, const Span& span, int kv_head, 
   const Lines lines{task, span, kv_head, from, to - from};
   const int dim = task.pool.dim;
   Tile t;
-  begin<false>(lines, t);
+  for (int i = 0; i < lines.count; ++i) clear(t, i, dim);
   for (int segment = 0; segment < segments; ++segment) {
     for (int i = 0; i < lines.count; ++i, sums += sums_of_line(dim)) {
       std::memcpy(t.acc[i], sums, sizeof(float) * static_cast<size_t>(dim));

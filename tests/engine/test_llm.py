@@ -249,16 +249,19 @@ def test_a_pool_smaller_than_the_context(folder: Path) -> None:
 
 
 def test_crowded_equals_alone(folder: Path, llm: LLM) -> None:
-    """Preemption, chunks and company change no greedy answer (up to near-ties, which this model does not have)."""
+    """Preemption, chunks and company change no answer. Choices begin together, so some of them must be preempted."""
     prompts = [[(7 * i + j) % 60 + 3 for j in range(5 + 11 * i)] for i in range(8)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    choices = SamplingParams(seed=5, n=8, max_tokens=60, ignore_eos=True)
     alone = [llm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
+    roomy = [choice.token_ids for choice in llm.generate(prompts[3], choices)[0].outputs]
     with LLM(folder, threads=1) as probe:
         block = probe.model.plan.memory.pool.block_bytes
     with LLM(folder, threads=1, pool_bytes=8 * block, budget=33) as crowded:
         together = crowded.generate(prompts, params)
-        assert crowded.model.stats().preemptions > 0
         assert [o.outputs[0].token_ids for o in together] == alone
+        assert [choice.token_ids for choice in crowded.generate(prompts[3], choices)[0].outputs] == roomy
+        assert crowded.model.stats().preemptions > 0
         assert crowded.model.stats().blocks_used == 0
 
 

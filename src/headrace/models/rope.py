@@ -1,7 +1,7 @@
 """Rotary position embedding (RoFormer, Su et al. 2021) and the ways to stretch it: data, and the frequencies it gives.
 
 Frequencies are fixed once, from the context the engine is configured for, and never change with a request's length: a
-cached key stays valid. They are computed in float64 from a float32 exponent and rounded once, which gives the float32
+cached key stays valid. They are computed exactly from a float32 exponent and rounded once, which gives the float32
 numbers of the models' own code (now and then one unit in the last place beside them).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 import numpy as np
 
@@ -189,9 +190,11 @@ def _parse_yarn(own: ConfigFacts, factor: float, trained: int) -> Yarn:
 
 
 def _periods(theta: float, dim: int) -> np.ndarray:
-    """float32 [dim / 2]: theta ^ (2 i / dim)."""
+    """float32 [dim / 2]: theta ^ (2 i / dim). In decimals: powers of the C library and of NumPy differ in their last digit
+    from one processor to another."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
+    with localcontext(prec=30):
+        return np.array([float(Decimal(theta) ** Decimal(float(e))) for e in exponents], np.float32)
 
 
 def _plain(theta: float, dim: int) -> np.ndarray:

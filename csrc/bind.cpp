@@ -295,13 +295,14 @@ class Program {
   std::optional<Region> open_;
 };
 
+// Instructions point into weights and arrays, so a program keeps those alive.
 void add_rowwise(nb::class_<Program>& c) {
   c.def("embed", [](Program& p, const Packed& table, int out, float factor) {
     const Weight& w = table.filled();
     Instruction i{Kind::embed};
     i.weight = w, i.out = p.slot(out), i.width = w.inputs, i.a = factor;
     p.add(i);
-  });
+  }, nb::keep_alive<1, 2>());
   c.def("select", [](Program& p, int x, int out, int width) {
     Instruction i{Kind::select};
     i.x = p.slot(x), i.out = p.slot(out), i.width = width;
@@ -323,13 +324,13 @@ void add_rowwise(nb::class_<Program>& c) {
     i.x = p.slot(x), i.out = p.slot(out), i.width = width, i.vector = weight.data(), i.n = static_cast<int>(weight.size());
     i.a = eps, i.b = offset;
     p.add(i);
-  });
+  }, nb::arg("x"), nb::arg("out"), nb::arg("width"), nb::arg("weight").noconvert(), nb::arg("eps"), nb::arg("offset"), nb::keep_alive<1, 5>());
   c.def("angles", [](Program& p, int out, Floats frequencies, float factor) {
     Instruction i{Kind::angles};
     i.out = p.slot(out), i.vector = frequencies.data(), i.m = static_cast<int>(frequencies.size()), i.width = 2 * i.m;
     i.a = factor;
     p.add(i);
-  });
+  }, nb::arg("out"), nb::arg("frequencies").noconvert(), nb::arg("factor"), nb::keep_alive<1, 3>());
   c.def("rotate", [](Program& p, int x, int turns, int out, int width, int dim, int half) {
     require(dim > 0 && width % dim == 0 && 2 * half <= dim, "rotate: the sizes do not fit together");
     Instruction i{Kind::rotate};
@@ -370,7 +371,7 @@ void add_others(nb::class_<Program>& c) {
       i.vector = bias->data();
     }
     p.add(i);
-  }, nb::arg("x"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").none());
+  }, nb::arg("x"), nb::arg("out"), nb::arg("weight"), nb::arg("bias").noconvert().none(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
   c.def("attend", [](Program& p, int x, int out, int heads, float scale, float softcap, int slot, int group) {
     Instruction i{Kind::attend};
     i.pool = p.pool(slot), i.x = p.slot(x), i.out = p.slot(out), i.heads = heads, i.a = scale, i.b = softcap;

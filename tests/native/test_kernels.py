@@ -4,6 +4,8 @@ rests on: rows, threads and sizes do not matter, a number that is not finite sta
 
 from __future__ import annotations
 
+import gc
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -764,3 +766,24 @@ def test_bad_batches_are_refused() -> None:
         flat.run(*good.values(), [(1, out[:, :15].copy())])  # type: ignore[call-arg]
     run()
     assert same_bits(out, np.stack([table.line(4), table.line(9)]))
+
+
+def test_a_program_keeps_what_it_points_into() -> None:
+    """Its weights and vectors live as long as it does, and are taken as they are or not at all."""
+    rng = np.random.default_rng(1)
+    program = native.Program(native.isas()[0], native.Threads(1), [(True, 256), (True, 256)], None, [], 1)
+    program.region(True)
+    weight, bias = (
+        packed(stored(rng.standard_normal((64, 64), np.float32)), native.Threads(1)),
+        rng.standard_normal(64, np.float32),
+    )
+    held = weakref.ref(bias)
+    program.linear(0, 1, weight, bias)
+    with pytest.raises(TypeError):
+        program.linear(0, 1, weight, bias.astype(np.float64))
+    del weight, bias
+    gc.collect()
+    assert held() is not None
+    out = np.empty((1, 64), np.float32)
+    program.run_head(1, [(0, np.ones((1, 64), np.float32)), (1, out)])
+    assert np.isfinite(out).all()

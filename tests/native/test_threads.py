@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -273,7 +274,10 @@ def test_threads_keep_to_their_nodes_and_the_caller_is_given_back() -> None:
     weight = stored(np.random.default_rng(1).standard_normal((500, 64), np.float32))
     want = packed(weight, threads).data().tobytes()
     (worker,) = set(os.listdir("/proc/self/task")) - before
-    assert allowed(int(worker)) == str(mine[-1])
+    until = time.monotonic() + 10
+    while allowed(int(worker)) != str(mine[-1]):  # it may not have had a core yet
+        assert time.monotonic() < until
+        time.sleep(0.01)
     assert sorted(os.sched_getaffinity(0)) == mine
     assert want == packed(weight, native.Threads(1)).data().tobytes()
 

@@ -190,8 +190,8 @@ def _parse_yarn(own: ConfigFacts, factor: float, trained: int) -> Yarn:
 
 
 def _periods(theta: float, dim: int) -> np.ndarray:
-    """float32 [dim / 2]: theta ^ (2 i / dim). In decimals: powers of the C library and of NumPy differ in their last digit
-    from one processor to another."""
+    """float32 [dim / 2]: theta ^ (2 i / dim). In decimals, because the last digit of a power of the C library or of
+    NumPy may differ from one processor to another."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     with localcontext(prec=30):
         return np.array([float(Decimal(theta) ** Decimal(float(e))) for e in exponents], np.float32)

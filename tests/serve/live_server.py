@@ -14,6 +14,14 @@ import uvicorn
 from headrace.serve.app import configured, create_app
 
 
+def until(holds: Callable[[], bool], seconds: float = 5) -> None:
+    """Waits for what must come true soon."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 class LiveServer:
     """Serves what `load` makes; `with LiveServer(...) as live` waits until it listens, not until it is ready."""
 

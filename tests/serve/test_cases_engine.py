@@ -14,7 +14,7 @@ from headrace.engine import llm as engine_llm
 from headrace.tokenize.tokenizer import Tokenizer
 from tests.serve.fake_llm import VOCAB, FakeLLM, Script
 from tests.serve.http_api import COMPLETIONS, Api, events_of
-from tests.serve.live_server import LiveServer
+from tests.serve.live_server import LiveServer, until
 from tests.serve.test_engine_path import Scripted, loaded
 from tests.serve.test_text import both
 from tests.tokenize.made import pieces
@@ -139,10 +139,3 @@ def test_s3_leaving_inside_a_character(
         assert "".join(event["choices"][0]["text"] for event in events_of(other)) == CHARS
     until(lambda: not llm.stats().running)
     assert llm.stats().aborts == aborts + 3
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,9 @@ from headrace.serve.problems import Problem
 from headrace.serve.service import Service
 from tests.serve.fake_llm import FakeLLM, Script
 from tests.serve.http_api import CHAT, COMPLETIONS, Api, error_of
-from tests.serve.live_server import LiveServer
+from tests.serve.live_server import LiveServer, until
 
 HELLO = [{"role": "user", "content": "hi"}]
-
-
-def until(true: Callable[[], bool], seconds: float = 3) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def endless(llm: FakeLLM, step_s: float = 0.005) -> None:
@@ -95,24 +88,6 @@ def test_finished_requests_are_not_aborted(api: Api) -> None:
     api.chat_events()
     api.complete_events(prompt=["a", "b"], n=2)
     assert api.llm.aborts == 0
-
-
-def test_writing_to_a_client_that_just_left_is_no_failure(api: Api) -> None:
-    """uvloop closes a transport a moment before uvicorn hears of it, and refuses writes in between."""
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        raise RuntimeError(f"unable to perform operation on <TCPTransport closed={gone}>; the {said}")
-
-    path = {"path": "/live", "raw_path": b"/live", "root_path": "", "query_string": b"", "headers": []}
-    scope = {"type": "http", "method": "GET", **path}
-    gone, said = True, "handler is closed"
-    asyncio.run(api.live.app(scope, receive, send))
-    gone, said = False, "answer is longer than it said"
-    with pytest.raises(RuntimeError, match="longer"):
-        asyncio.run(api.live.app(scope, receive, send))
 
 
 def test_openai_style_close_of_a_stream(api: Api) -> None:

@@ -103,7 +103,7 @@ def configured(app: ASGIApp, grace_s: int) -> uvicorn.Config:
     """uvicorn as it serves us; running requests may go on for `grace_s` when it is told to stop."""
     return uvicorn.Config(
         app,
-        loop="uvloop",
+        loop="asyncio",
         http="httptools",
         ws="none",
         lifespan="on",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -34,7 +35,14 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         task.cancel()
         watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await _both_ended(task, watcher)
+
+
+async def _both_ended(*tasks: asyncio.Future[Any]) -> None:
+    """Waits for cancelled tasks, also where the waiting is cancelled: a server that stops does so more than once."""
+    while not all(task.done() for task in tasks):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
 
 
 async def _leaving(receive: Receive) -> None:

@@ -105,12 +105,7 @@ class _Outermost:
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             else:
                 answered = not message.get("more_body", False)
-            try:
-                await send(message)
-            except RuntimeError as error:
-                # uvloop's transport of a client that just left; uvicorn learns of it a moment later, and so do we
-                if "handler is closed" not in str(error):
-                    raise
+            await send(message)
 
         try:
             await self._app(scope, receive, noted)

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz bench perplexity agreement soak peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz bench policies perplexity kv-formats agreement soak peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -39,8 +39,15 @@ fuzz:             ## a million mutated GGUF files (COUNT=..., SEED=...)
 bench:            ## what continuous batching brings on this machine (MODEL=...), minutes
 	python bench/batching.py $(or $(MODEL),smollm2-135m)
 
+policies:         ## continuous, dynamic and static batching on a recorded hour (MODEL=..., TRACE=....csv), half an hour
+	python bench/policies.py $(or $(MODEL),smollm2-135m) $(TRACE) --json policies.json --plot policies.png
+
 perplexity:       ## what the number formats cost on TEXT (MODELS="a.gguf ..."), beside the float32 reference; an hour
 	python bench/perplexity.py $(TEXT) $(MODELS) --reference
+
+kv-formats:       ## what small keys and values cost on TEXT (MODELS="a.gguf ..."), ten minutes per file; then how fast they are
+	python bench/kv_formats.py $(TEXT) $(MODELS)
+	python bench/kv_speed.py $(MODELS)
 
 agreement:        ## greedy answers beside the float32 reference's (MODELS="a.gguf ..."), a minute per file
 	python bench/agreement.py $(MODELS)

@@ -1,6 +1,6 @@
 """How often greedy answers of the native backend are those of the float32 reference: 16 prompts of 64 tokens a model.
 
-    python bench/agreement.py MODEL.gguf [MODEL.gguf ...]
+    python bench/agreement.py MODEL.gguf [MODEL.gguf ...] [--kv-format bf16]
 
 The reference is transformers in float32 on the same weights: tests/golden. `free`: answers that are equal to their last
 token, and the tokens before the first difference on average. One difference makes all that follows another text, so
@@ -11,9 +11,9 @@ median and the largest). Markdown on standard output.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
 from headrace import LLM, SamplingParams
@@ -21,12 +21,12 @@ from headrace import LLM, SamplingParams
 GOLDEN = Path(__file__).parents[1] / "tests/golden"
 
 
-def row(model: Path) -> str:
+def row(model: Path, kv_format: str) -> str:
     entries = json.loads((GOLDEN / f"{model.stem}.json").read_text(encoding="utf-8"))["entries"]
     free = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     forced = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     before, margins, positions = [], [], 0
-    with LLM(model, context=2048) as llm:
+    with LLM(model, context=2048, kv_format=kv_format) as llm:
         for entry, output in zip(entries, llm.generate([e["prompt"] for e in entries], free), strict=True):
             same = [a == b for a, b in zip(output.outputs[0].token_ids, entry["generated"], strict=True)]
             before.append(same.index(False) if False in same else len(same))
@@ -47,10 +47,14 @@ def row(model: Path) -> str:
 
 
 def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("models", nargs="+", type=Path)
+    ask.add_argument("--kv-format", default="bf16")
+    args = ask.parse_args()
     print("| model | free: equal | tokens before a difference | forced: same choice | margin where not |")
     print("|---|--:|--:|--:|--:|")
-    for model in sys.argv[1:]:
-        print(row(Path(model)), flush=True)
+    for model in args.models:
+        print(row(model, args.kv_format), flush=True)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,13 @@ WeightKind kind_of(const std::string& name) {
   refuse("no native kernels for the format " + name);
 }
 
+KV kv_of(const std::string& name) {
+  for (int k = 0; k < kKVFormats; ++k) {
+    if (name == kKVNames[k]) return static_cast<KV>(k);
+  }
+  refuse("no native kernels for keys and values as " + name);
+}
+
 // A packed weight and the memory it lies in: its own, or somebody's that Python keeps alive.
 class Packed {
  public:
@@ -121,11 +128,11 @@ struct Reserved {
 struct PoolView {
   std::vector<OwnBytes> slots;
   int blocks, kv_heads, dim;
-  bool bf16;
+  KV format;
 
   Pool slot(int number) const {
     require(number >= 0 && number < static_cast<int>(slots.size()), "no such slot in the pool");
-    return {slots[static_cast<size_t>(number)].data(), kv_heads, dim, bf16};
+    return {slots[static_cast<size_t>(number)].data(), kv_heads, dim, format};
   }
 };
 
@@ -396,7 +403,13 @@ NB_MODULE(_core, m) {
   m.def("survey", &survey, "(instruction set, why it cannot be used here or \"\"), the default first.");
   m.def("reserve", [](int64_t bytes) {
     require(bytes > 0, "memory of at least a byte");
-    uint8_t* data = reserve(bytes);
+    uint8_t* data = nullptr;
+    try {
+      data = reserve(bytes);
+    } catch (const std::bad_alloc&) {
+      PyErr_Format(PyExc_MemoryError, "the system has no %lld MB of memory to give", static_cast<long long>(bytes / 1000000));
+      throw nb::python_error();
+    }
     const nb::capsule owner(new Reserved{data, bytes}, [](void* p) noexcept {
       const auto* r = static_cast<Reserved*>(p);
       release(r->data, r->bytes);
@@ -435,11 +448,14 @@ NB_MODULE(_core, m) {
       }, "uint8 [nbytes], a view.")
       .def_prop_ro("nbytes", &Packed::bytes);
   nb::class_<PoolView>(m, "Pool", "The KV pool's memory.")
-      .def("__init__", [](PoolView* self, std::vector<OwnBytes> slots, int blocks, int kv_heads, int dim, bool bf16) {
+      .def("__init__", [](PoolView* self, std::vector<OwnBytes> slots, int blocks, int kv_heads, int dim, const std::string& name) {
         require(dim % kLanes == 0 && dim <= kMaxDim, "heads have a multiple of 16 channels, at most 256");
-        const size_t bytes = size_t(2) * size_t(blocks) * size_t(kv_heads) * kBlock * size_t(dim) * (bf16 ? 2 : 4);
+        require(blocks > 0 && kv_heads > 0 && dim > 0, "a pool has blocks, heads and channels");
+        const KV format = kv_of(name);
+        const Pool one{nullptr, kv_heads, dim, format};
+        const size_t bytes = static_cast<size_t>(blocks) * static_cast<size_t>(one.block_bytes());
         for (const OwnBytes& s : slots) require(s.size() == bytes, "the pool's memory is not of that shape");
-        new (self) PoolView{std::move(slots), blocks, kv_heads, dim, bf16};
+        new (self) PoolView{std::move(slots), blocks, kv_heads, dim, format};
       });
   nb::class_<Program> program(m, "Program", "Regions of instructions on slots, replayed for each batch.");
   program

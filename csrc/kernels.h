@@ -17,19 +17,47 @@ struct LinearTask {
   int64_t y_stride;  // numbers
 };
 
-// Keys and values of one layer: [blocks][key, value][kv_heads][32 x dim] numbers; within a head of a block
-//   bf16: keys [dim / 2][32 tokens][2], values [16 pairs of tokens][dim][2];  f32: keys [dim][32 tokens], values [32][dim].
-// Pairs of numbers that a product adds first lie side by side.
-struct Pool {
-  uint8_t* data;
-  int kv_heads;
-  int dim;    // a multiple of 16, at most kMaxDim
-  bool bf16;  // else float32
-};
 constexpr int kBlock = 32;      // tokens
 constexpr int kSegmentBlocks = 16;  // of one segment of attention: 512 positions
 constexpr int kMaxDim = 256;
 constexpr int kTile = 16;       // rows of a tile of AMX; query lines computed together at most
+
+// Number formats of keys and values. int4: keys of 8 bits, values of 4.
+enum class KV : int { f32, bf16, int8, int4 };
+constexpr int kKVFormats = 4;
+constexpr const char* kKVNames[kKVFormats] = {"f32", "bf16", "int8", "int4"};
+constexpr int kKVGroup = 32;  // channels that share a scale
+constexpr bool has_scales(KV format) { return format == KV::int8 || format == KV::int4; }
+
+// Keys and values of one layer: [blocks], and in each [kv_heads] heads of keys, then of values, of 32 tokens. A head is
+//   f32:  keys [dim][32 tokens], values [32][dim]
+//   bf16: keys [dim / 2][32 tokens][2], values [16 pairs of tokens][dim][2]: pairs that a product adds first, as tiles take them
+//   8 bits: codes as f32, a byte each, then bfloat16 scales [groups][32 tokens]; `dim` is filled up to whole groups
+//   4 bits: codes of values [32][groups][16], channels i and 16 + i of the group in the lower and the upper half of a byte, then
+//           scales likewise. So no byte is of two tokens, which two threads may write at once.
+// Zeroed memory is zeros in every format.
+struct Pool {
+  uint8_t* data;
+  int kv_heads;
+  int dim;  // a multiple of 16, at most kMaxDim
+  KV format;
+
+  constexpr int groups() const { return (dim + kKVGroup - 1) / kKVGroup; }
+  constexpr int64_t code_bytes(int bits) const { return int64_t{kBlock} * kKVGroup * groups() * bits / 8; }
+  constexpr int64_t key_bytes() const { return head_bytes(8); }
+  constexpr int64_t value_bytes() const { return head_bytes(format == KV::int4 ? 4 : 8); }
+  constexpr int64_t block_bytes() const { return kv_heads * (key_bytes() + value_bytes()); }
+  uint8_t* keys(int block, int kv_head) const { return data + block * block_bytes() + kv_head * key_bytes(); }
+  uint8_t* values(int block, int kv_head) const {
+    return data + block * block_bytes() + kv_heads * key_bytes() + kv_head * value_bytes();
+  }
+
+ private:
+  constexpr int64_t head_bytes(int bits) const {
+    if (!has_scales(format)) return int64_t{kBlock} * dim * (format == KV::f32 ? 4 : 2);
+    return code_bytes(bits) + int64_t{kBlock} * groups() * 2;
+  }
+};
 
 struct AttendTask {
   Pool pool;

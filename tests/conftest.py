@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401  gives NumPy the name "bfloat16", by which safetensors' own reader asks for it
 import pytest
 
 from headrace.paths import cache_home

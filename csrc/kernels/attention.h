@@ -1,45 +1,80 @@
 // Attention over the pool: blocks of 32 absolute positions in order, segments of 512 merged in order, for every line.
 //
-// The recipe, for each query line: q is rounded to bfloat16 where the pool is bfloat16. For each block
+// The recipe, for each query line: q is rounded to bfloat16 unless the pool is float32. For each block
 //     s = scale x (q . k), capped; masked positions do not count; a block without any other is left out
-//     m' = max(m, s); p = e^(s - m'), rounded likewise, exactly 0 where masked; c = e^(m - m')
+//     m' = max(m, s); p = e^(s - m'), rounded where the pool is bfloat16, exactly 0 where masked; c = e^(m - m')
 //     l = l c + sum of p (lanes i and 16 + i first, then the tree); acc = acc c + p . v
 // Both products are sums over pairs as TDPBF16PS forms them (kernels/linear.h), 32 inputs a step, also for float32.
 // A segment starts anew; the segments' (m, l, acc) merge by the same rule; the result is acc / l.
+//
+// int8, int4: the products are of codes, which bfloat16 holds exactly, so nothing is widened in memory. A step's 32 channels
+// are a group with one scale a token: q . k is the sum of (0 + step) x scale, each one fma; and values' scales are
+// multiplied into p, rounded to bfloat16 for each group anew, before p . v. q, k, v and the result are spread, see below.
 
-template <bool bf16>
+template <KV format>
 struct Head {
-  static constexpr int kSize = bf16 ? 2 : 4;
+  static constexpr bool kScaled = has_scales(format);  // numbers are codes
   const uint8_t* keys;
   const uint8_t* values;
   int dim;
+  int groups;
+
+  Head(const Pool& pool, int block, int kv_head)
+      : keys(pool.keys(block, kv_head)), values(pool.values(block, kv_head)), dim(pool.dim), groups(pool.groups()) {}
 
   // Channels 2p and 2p + 1 of the keys of tokens 16 h .. 16 h + 15.
   ALWAYS void key_pair(int p, int h, Lanes::F& even, Lanes::F& odd) const {
-    if constexpr (bf16) {
-      split(keys + (p * kBlock + 16 * h) * 4, even, odd);
-    } else {
-      const auto* k = reinterpret_cast<const float*>(keys) + 2 * p * kBlock + 16 * h;
+    const int at = 2 * p * kBlock + 16 * h;
+    if constexpr (format == KV::f32) {
+      const auto* k = reinterpret_cast<const float*>(keys) + at;
       even = Lanes::load(k);
       odd = Lanes::load(k + kBlock);
+    } else if constexpr (format == KV::bf16) {
+      split(keys + (p * kBlock + 16 * h) * 4, even, odd);
+    } else {
+      even = Lanes::to_float(load_codes(keys + at));
+      odd = Lanes::to_float(load_codes(keys + at + kBlock));
     }
   }
   // Channels d .. d + 15 of the values of tokens 2p and 2p + 1.
   ALWAYS void value_pair(int p, int d, Lanes::F& even, Lanes::F& odd) const {
-    if constexpr (bf16) {
-      split(values + (p * dim + d) * 4, even, odd);
-    } else {
+    if constexpr (format == KV::f32) {
       const auto* v = reinterpret_cast<const float*>(values) + 2 * p * dim + d;
       even = Lanes::load(v);
       odd = Lanes::load(v + dim);
+    } else if constexpr (format == KV::bf16) {
+      split(values + (p * dim + d) * 4, even, odd);
+    } else if constexpr (format == KV::int8) {
+      const uint8_t* v = values + 2 * p * groups * kKVGroup + d;
+      even = Lanes::to_float(load_codes(v));
+      odd = Lanes::to_float(load_codes(v + groups * kKVGroup));
+    } else {
+      const uint8_t* v = values + (2 * p * groups + d / kKVGroup) * kLanes;
+      const Lanes::I first = load_codes(v), second = load_codes(v + groups * kLanes);
+      const bool upper = d % kKVGroup != 0;
+      even = Lanes::to_float(upper ? Lanes::template sra<4>(first) : lower(first));
+      odd = Lanes::to_float(upper ? Lanes::template sra<4>(second) : lower(second));
     }
   }
+  // Of a group of channels: of tokens 16 h .. 16 h + 15.
+  ALWAYS Lanes::F key_scales(int group, int h) const { return scales<8>(keys, group, h); }
+  ALWAYS Lanes::F value_scales(int group, int h) const { return scales<format == KV::int4 ? 4 : 8>(values, group, h); }
 
  private:
+  template <int bits>
+  ALWAYS Lanes::F scales(const uint8_t* head, int group, int h) const {
+    const uint8_t* behind = head + groups * kKVGroup * kBlock * bits / 8;
+    return Lanes::load_bfloat(reinterpret_cast<const uint16_t*>(behind) + group * kBlock + 16 * h);
+  }
   static ALWAYS void split(const uint8_t* p, Lanes::F& even, Lanes::F& odd) {
     const Lanes::I both = Lanes::load_i(reinterpret_cast<const int32_t*>(p));
     even = Lanes::floats(Lanes::template shl<16>(both));
     odd = Lanes::floats(Lanes::and_i(both, Lanes::set_i(static_cast<int32_t>(0xffff0000))));
+  }
+  static ALWAYS Lanes::I load_codes(const uint8_t* p) { return Lanes::load_int8(reinterpret_cast<const int8_t*>(p)); }
+  // The lower four bits with their sign.
+  static ALWAYS Lanes::I lower(const Lanes::I& byte) {
+    return Lanes::template sra<28>(Lanes::template shl<28>(byte));
   }
 };
 
@@ -63,8 +98,8 @@ ALWAYS Lanes::F scaled(const Lanes::F& product, float scale, float cap) {
 }
 
 // Scores of R lines against `wide` times 16 keys, from half `half` on.
-template <bool bf16, int R, int wide>
-ALWAYS void score(const Head<bf16>& head, int half, Tile& t, int line, float scale, float cap) {
+template <KV format, int R, int wide>
+ALWAYS void score(const Head<format>& head, int half, Tile& t, int line, float scale, float cap) {
   Lanes::F sum[wide][R], even[wide][R], odd[wide][R];
   for (int h = 0; h < wide; ++h) {
     for (int r = 0; r < R; ++r) sum[h][r] = Lanes::zero();
@@ -86,7 +121,16 @@ ALWAYS void score(const Head<bf16>& head, int half, Tile& t, int line, float sca
       }
     }
     for (int h = 0; h < wide; ++h) {
-      for (int r = 0; r < R; ++r) sum[h][r] = Lanes::add(sum[h][r], Lanes::add(even[h][r], odd[h][r]));
+      Lanes::F factor;
+      if constexpr (Head<format>::kScaled) factor = head.key_scales(step / kKVGroup, half + h);
+      for (int r = 0; r < R; ++r) {
+        const Lanes::F product = Lanes::add(even[h][r], odd[h][r]);
+        if constexpr (Head<format>::kScaled) {
+          sum[h][r] = Lanes::fma(Lanes::add(Lanes::zero(), product), factor, sum[h][r]);
+        } else {
+          sum[h][r] = Lanes::add(sum[h][r], product);
+        }
+      }
     }
   }
   for (int h = 0; h < wide; ++h) {
@@ -97,7 +141,7 @@ ALWAYS void score(const Head<bf16>& head, int half, Tile& t, int line, float sca
 }
 
 // Scores to probabilities, and the rescaling of what came before. `first` is the block's first position.
-template <bool bf16>
+template <KV format>
 ALWAYS void soften(Tile& t, int line, int first, int window, int dim) {
   float* p = t.p[line];
   const int at = t.position[line];
@@ -118,7 +162,7 @@ ALWAYS void soften(Tile& t, int line, int first, int window, int dim) {
   const float m = here > t.m[line] ? here : t.m[line];
   const Lanes::F top = Lanes::set(m);
   Lanes::F a = exp_of(Lanes::sub(low, top)), b = exp_of(Lanes::sub(high, top));
-  if constexpr (bf16) a = bf16_of(a), b = bf16_of(b);
+  if constexpr (format == KV::bf16) a = bf16_of(a), b = bf16_of(b);
   Lanes::store(p, a);
   Lanes::store(p + 16, b);
   if (!whole) {
@@ -139,9 +183,9 @@ ALWAYS void soften(Tile& t, int line, int first, int window, int dim) {
   t.m[line] = m;
 }
 
-// acc += p . v for R lines, `wide` times 16 channels from d on.
-template <bool bf16, int R, int wide>
-ALWAYS void mix(const Head<bf16>& head, Tile& t, int line, int d) {
+// acc += p . v for R lines from `line` on, whose p is given, `wide` times 16 channels from d on.
+template <KV format, int R, int wide>
+ALWAYS void mix(const Head<format>& head, const float (*share)[kBlock], Tile& t, int line, int d) {
   Lanes::F even[wide][R], odd[wide][R];
   for (int h = 0; h < wide; ++h) {
     for (int r = 0; r < R; ++r) even[h][r] = odd[h][r] = Lanes::zero();
@@ -150,7 +194,7 @@ ALWAYS void mix(const Head<bf16>& head, Tile& t, int line, int d) {
     Lanes::F v0[wide], v1[wide];
     for (int h = 0; h < wide; ++h) head.value_pair(p, d + 16 * h, v0[h], v1[h]);
     for (int r = 0; r < R; ++r) {
-      const Lanes::F p0 = Lanes::set(t.p[line + r][2 * p]), p1 = Lanes::set(t.p[line + r][2 * p + 1]);
+      const Lanes::F p0 = Lanes::set(share[r][2 * p]), p1 = Lanes::set(share[r][2 * p + 1]);
       for (int h = 0; h < wide; ++h) {
         even[h][r] = Lanes::fma(v0[h], p0, even[h][r]);
         odd[h][r] = Lanes::fma(v1[h], p1, odd[h][r]);
@@ -166,39 +210,61 @@ ALWAYS void mix(const Head<bf16>& head, Tile& t, int line, int d) {
   }
 }
 
-template <bool bf16, int R>
-ALWAYS void block_of(const Head<bf16>& head, Tile& t, int line, int first, const AttendTask& task) {
+// Channels [from, to).
+template <KV format, int R>
+ALWAYS void mix_all(const Head<format>& head, const float (*share)[kBlock], Tile& t, int line, int from, int to) {
   constexpr int wide = Lanes::kAttendWide;
-  for (int half = 0; half < 2; half += wide) score<bf16, R, wide>(head, half, t, line, task.scale, task.softcap);
+  for (; from + 16 * wide <= to; from += 16 * wide) mix<format, R, wide>(head, share, t, line, from);
+  if (from < to) mix<format, R, 1>(head, share, t, line, from);
+}
+
+// p times the scales of a group of values, rounded to bfloat16: tokens 16 h .. 16 h + 15 of a line.
+template <KV format>
+ALWAYS Lanes::F weighed(const Head<format>& head, const Tile& t, int line, int group, int h) {
+  return bf16_of(Lanes::mul(Lanes::load(t.p[line] + 16 * h), head.value_scales(group, h)));
+}
+
+template <KV format, int R>
+ALWAYS void block_of(const Head<format>& head, Tile& t, int line, int first, const AttendTask& task) {
+  constexpr int wide = Lanes::kAttendWide;
+  for (int half = 0; half < 2; half += wide) score<format, R, wide>(head, half, t, line, task.scale, task.softcap);
   bool any = false;
   for (int r = 0; r < R; ++r) {
-    soften<bf16>(t, line + r, first, task.window, head.dim);
+    soften<format>(t, line + r, first, task.window, head.dim);
     any = any || t.live[line + r];
   }
   if (!any) return;
-  int d = 0;
-  for (; d + 16 * wide <= head.dim; d += 16 * wide) mix<bf16, R, wide>(head, t, line, d);
-  if (d < head.dim) mix<bf16, R, 1>(head, t, line, d);
+  if constexpr (Head<format>::kScaled) {
+    alignas(64) float share[R][kBlock];
+    for (int group = 0, d = 0; group < head.groups; ++group, d += kKVGroup) {
+      for (int r = 0; r < R; ++r) {
+        for (int h = 0; h < 2; ++h) Lanes::store(share[r] + 16 * h, weighed(head, t, line + r, group, h));
+      }
+      mix_all<format, R>(head, share, t, line, d, d + kKVGroup < head.dim ? d + kKVGroup : head.dim);
+    }
+  } else {
+    mix_all<format, R>(head, t.p + line, t, line, 0, head.dim);
+  }
 }
 
 // The same by tile instructions, see kernels/tiles.h: for so many lines at least, and heads of a multiple of 32 channels.
 constexpr int kTileLines = 4;
-template <bool bf16>
-void tile_block(const Head<bf16>& head, Tile& t, int lines, int first, const AttendTask& task);
+template <KV format>
+void tile_block(const Head<format>& head, Tile& t, int lines, int first, const AttendTask& task);
 
-template <bool bf16>
-ALWAYS void walk(const Head<bf16>& head, Tile& t, int lines, int first, const AttendTask& task) {
-  if constexpr (bf16 && Lanes::kTiles) {
+template <KV format>
+ALWAYS void walk(const Head<format>& head, Tile& t, int lines, int first, const AttendTask& task) {
+  if constexpr (format != KV::f32 && Lanes::kTiles) {
     if (lines >= kTileLines && head.dim % 32 == 0) return tile_block(head, t, lines, first, task);
   }
   constexpr int most = Lanes::kAttendRows;
   int line = 0;
-  for (; line + most <= lines; line += most) block_of<bf16, most>(head, t, line, first, task);
+  for (; line + most <= lines; line += most) block_of<format, most>(head, t, line, first, task);
   if constexpr (most > 2) {  // heads of a group are often 3, 6 or 7
-    if (line + 3 == lines) block_of<bf16, 3>(head, t, line, first, task), line += 3;
-    if (line + 2 <= lines) block_of<bf16, 2>(head, t, line, first, task), line += 2;
+    if (line + 3 == lines) block_of<format, 3>(head, t, line, first, task), line += 3;
+    if (line + 2 <= lines) block_of<format, 2>(head, t, line, first, task), line += 2;
   }
-  for (; line < lines; ++line) block_of<bf16, 1>(head, t, line, first, task);
+  for (; line < lines; ++line) block_of<format, 1>(head, t, line, first, task);
 }
 
 // The segment's sums join those before: merged = merged e^(M - m') + acc e^(m - m').
@@ -229,6 +295,42 @@ struct Lines {
   }
 };
 
+// Queries, keys and values of formats with scales are multiplied by the Hadamard matrix of their size (Sylvester's) over its
+// root, where there is one, and so is what comes out: the matrix is its own inverse, so nothing changes, but a channel that
+// stands out is spread over all (QuaRot, Ashkboos et al. 2024).
+struct Signs {
+  alignas(64) float line[kLanes][kLanes];
+  constexpr Signs() : line() {
+    for (int i = 0; i < kLanes; ++i) {
+      for (int j = 0; j < kLanes; ++j) line[i][j] = __builtin_parity(static_cast<unsigned>(i & j)) ? -1.0f : 1.0f;
+    }
+  }
+};
+constexpr Signs kSigns;
+
+// x and out may be the same.
+ALWAYS void spread(const float* x, int dim, float* out) {
+  if ((dim & (dim - 1)) != 0) {
+    std::memmove(out, x, sizeof(float) * static_cast<size_t>(dim));
+    return;
+  }
+  for (int d = 0; d < dim; d += kLanes) {  // within 16
+    Lanes::F sum = Lanes::zero();
+    for (int i = 0; i < kLanes; ++i) sum = Lanes::fma(Lanes::set(x[d + i]), Lanes::load(kSigns.line[i]), sum);
+    Lanes::store(out + d, sum);
+  }
+  for (int step = kLanes; step < dim; step *= 2) {  // between them
+    for (int d = 0; d < dim; d += kLanes) {
+      if (d & step) continue;
+      const Lanes::F a = Lanes::load(out + d), b = Lanes::load(out + d + step);
+      Lanes::store(out + d, Lanes::add(a, b));
+      Lanes::store(out + d + step, Lanes::sub(a, b));
+    }
+  }
+  const Lanes::F factor = Lanes::set(1.0f / __builtin_sqrtf(static_cast<float>(dim)));
+  for (int d = 0; d < dim; d += kLanes) Lanes::store(out + d, Lanes::mul(Lanes::load(out + d), factor));
+}
+
 ALWAYS void clear(Tile& t, int line, int dim) {
   for (int d = 0; d < dim; d += kLanes) {
     Lanes::store(t.acc[line] + d, Lanes::zero());
@@ -238,15 +340,19 @@ ALWAYS void clear(Tile& t, int line, int dim) {
   t.l[line] = t.merged_l[line] = 0.0f;
 }
 
-template <bool bf16, class L = Lanes>
+template <KV format, class L = Lanes>
 ALWAYS void begin(const Lines& lines, Tile& t) {
   const AttendTask& task = lines.task;
   for (int i = 0; i < lines.count; ++i) {
     const float* q = task.q + lines.at(i, task.q_stride);
+    if constexpr (has_scales(format)) {
+      spread(q, task.pool.dim, t.q[i]);
+      q = t.q[i];
+    }
     for (int d = 0; d < task.pool.dim; d += kLanes) {
-      const Lanes::F x = bf16 ? bf16_of(Lanes::load(q + d)) : Lanes::load(q + d);
+      const Lanes::F x = format == KV::f32 ? Lanes::load(q + d) : bf16_of(Lanes::load(q + d));
       Lanes::store(t.q[i] + d, x);
-      if constexpr (bf16 && L::kTiles) L::store_bfloat(t.short_q[i] + d, x);
+      if constexpr (format != KV::f32 && L::kTiles) L::store_bfloat(t.short_q[i] + d, x);
     }
     t.position[i] = lines.span.position + (lines.from + i) / (task.heads / task.pool.kv_heads);
     clear(t, i, task.pool.dim);
@@ -254,14 +360,11 @@ ALWAYS void begin(const Lines& lines, Tile& t) {
 }
 
 // What the lines see of one segment.
-template <bool bf16>
+template <KV format>
 ALWAYS void walk_segment(const Lines& lines, Tile& t, const Seen& seen, int segment) {
-  const Pool& pool = lines.task.pool;
-  const int64_t head_bytes = int64_t{kBlock} * pool.dim * Head<bf16>::kSize;
   for (int b = seen.begin(segment); b < seen.end(segment); ++b) {
-    const uint8_t* block = pool.data + (int64_t{lines.span.table[b]} * 2 * pool.kv_heads + lines.kv_head) * head_bytes;
-    const Head<bf16> head{block, block + pool.kv_heads * head_bytes, pool.dim};
-    walk<bf16>(head, t, lines.count, b * kBlock, lines.task);
+    const Head<format> head(lines.task.pool, lines.span.table[b], lines.kv_head);
+    walk<format>(head, t, lines.count, b * kBlock, lines.task);
   }
 }
 
@@ -272,16 +375,17 @@ ALWAYS void finish(const Lines& lines, const Tile& t) {
     for (int d = 0; d < lines.task.pool.dim; d += kLanes) {
       Lanes::store(out + d, Lanes::div(Lanes::load(t.merged[i] + d), total));
     }
+    if (has_scales(lines.task.pool.format)) spread(out, lines.task.pool.dim, out);
   }
 }
 
-template <bool bf16>
+template <KV format>
 NEVER void attend_lines(const Lines& lines) {
   Tile t;
-  begin<bf16>(lines, t);
+  begin<format>(lines, t);
   const Seen seen(lines.task, lines.span, lines.from, lines.from + lines.count);
   for (int segment = seen.first_segment(); segment <= seen.last_segment(); ++segment) {
-    walk_segment<bf16>(lines, t, seen, segment);
+    walk_segment<format>(lines, t, seen, segment);
     for (int i = 0; i < lines.count; ++i) merge(t, i, lines.task.pool.dim);
   }
   finish(lines, t);
@@ -289,14 +393,19 @@ NEVER void attend_lines(const Lines& lines) {
 
 NEVER void attend(const AttendTask& task, const Span& span, int kv_head, int from, int to) {
   const Lines lines{task, span, kv_head, from, to - from};
-  task.pool.bf16 ? attend_lines<true>(lines) : attend_lines<false>(lines);
+  switch (task.pool.format) {
+    case KV::f32: return attend_lines<KV::f32>(lines);
+    case KV::bf16: return attend_lines<KV::bf16>(lines);
+    case KV::int8: return attend_lines<KV::int8>(lines);
+    case KV::int4: return attend_lines<KV::int4>(lines);
+  }
 }
 
-template <bool bf16>
+template <KV format>
 NEVER void segment_lines(const Lines& lines, int segment, float* sums) {
   Tile t;
-  begin<bf16>(lines, t);
-  walk_segment<bf16>(lines, t, Seen(lines.task, lines.span, lines.from, lines.from + lines.count), segment);
+  begin<format>(lines, t);
+  walk_segment<format>(lines, t, Seen(lines.task, lines.span, lines.from, lines.from + lines.count), segment);
   const int dim = lines.task.pool.dim;
   for (int i = 0; i < lines.count; ++i, sums += sums_of_line(dim)) {
     std::memcpy(sums, t.acc[i], sizeof(float) * static_cast<size_t>(dim));
@@ -307,7 +416,12 @@ NEVER void segment_lines(const Lines& lines, int segment, float* sums) {
 
 NEVER void attend_segment(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segment, float* sums) {
   const Lines lines{task, span, kv_head, from, to - from};
-  task.pool.bf16 ? segment_lines<true>(lines, segment, sums) : segment_lines<false>(lines, segment, sums);
+  switch (task.pool.format) {
+    case KV::f32: return segment_lines<KV::f32>(lines, segment, sums);
+    case KV::bf16: return segment_lines<KV::bf16>(lines, segment, sums);
+    case KV::int8: return segment_lines<KV::int8>(lines, segment, sums);
+    case KV::int4: return segment_lines<KV::int4>(lines, segment, sums);
+  }
 }
 
 NEVER void attend_merged(const AttendTask& task, const Span& span, int kv_head, int from, int to, int segments, const float* sums) {
@@ -326,34 +440,106 @@ NEVER void attend_merged(const AttendTask& task, const Span& span, int kv_head, 
   finish(lines, t);
 }
 
-// One token's keys and values, into place `place` of a block.
-NEVER void store(const Pool& pool, const float* keys, const float* values, int block, int place) {
-  const int dim = pool.dim;
-  const int64_t head = int64_t{kBlock} * dim;
-  alignas(64) float k[kMaxDim], v[kMaxDim];
-  for (int h = 0; h < pool.kv_heads; ++h, keys += dim, values += dim) {
-    const int64_t at = (int64_t{block} * 2 * pool.kv_heads + h) * head;
-    const int64_t other = at + pool.kv_heads * head;
-    if (!pool.bf16) {
-      auto* data = reinterpret_cast<float*>(pool.data);
-      for (int d = 0; d < dim; ++d) data[at + d * kBlock + place] = keys[d];
-      for (int d = 0; d < dim; ++d) data[other + place * dim + d] = values[d];
-      continue;
-    }
-    auto* key = reinterpret_cast<uint32_t*>(pool.data) + at / 2 + place;
-    for (int d = 0; d < dim; d += 2) __builtin_prefetch(key + d / 2 * kBlock, 1);  // each on a line of its own
-    auto* value = reinterpret_cast<uint16_t*>(pool.data) + other + place / 2 * dim * 2 + place % 2;
+// One token's keys and values as numbers, into place `place` of a block's head.
+template <KV format>
+ALWAYS void store_numbers(uint8_t* keys, uint8_t* values, const float* key, const float* value, int dim, int place) {
+  if constexpr (format == KV::f32) {
+    auto* k = reinterpret_cast<float*>(keys);
+    auto* v = reinterpret_cast<float*>(values);
+    for (int d = 0; d < dim; ++d) k[d * kBlock + place] = key[d];
+    for (int d = 0; d < dim; ++d) v[place * dim + d] = value[d];
+  } else {
+    auto* k = reinterpret_cast<uint32_t*>(keys) + place;
+    for (int d = 0; d < dim; d += 2) __builtin_prefetch(k + d / 2 * kBlock, 1);  // each on a line of its own
+    auto* v = reinterpret_cast<uint16_t*>(values) + place / 2 * dim * 2 + place % 2;
+    alignas(64) float x[kMaxDim], y[kMaxDim];
     for (int d = 0; d < dim; d += kLanes) {
-      Lanes::store(k + d, bf16_of(Lanes::load(keys + d)));
-      Lanes::store(v + d, bf16_of(Lanes::load(values + d)));
+      Lanes::store(x + d, bf16_of(Lanes::load(key + d)));
+      Lanes::store(y + d, bf16_of(Lanes::load(value + d)));
     }
     for (int d = 0; d < dim; d += 2) {
       uint32_t bits[2];
-      std::memcpy(bits, k + d, 8);
-      key[d / 2 * kBlock] = bits[0] >> 16 | (bits[1] & 0xffff0000);
-      std::memcpy(bits, v + d, 8);
-      value[2 * d] = static_cast<uint16_t>(bits[0] >> 16);
-      value[2 * d + 2] = static_cast<uint16_t>(bits[1] >> 16);
+      std::memcpy(bits, x + d, 8);
+      k[d / 2 * kBlock] = bits[0] >> 16 | (bits[1] & 0xffff0000);
+      std::memcpy(bits, y + d, 8);
+      v[2 * d] = static_cast<uint16_t>(bits[0] >> 16);
+      v[2 * d + 2] = static_cast<uint16_t>(bits[1] >> 16);
+    }
+  }
+}
+
+// The codes of 32 numbers; their scale, a bfloat16 number, is returned.
+//
+// scale = amax / top by division, rounded; code = round(x (1 / scale)), half to even, which is never beyond `top`: the
+// scale's rounding moves amax / scale by half a percent at most. Numbers all below 2^-100 are zeros; among NaN or infinity
+// the scale is NaN, so that all it touches becomes NaN.
+template <int top>
+ALWAYS float to_codes(const float* x, int8_t* codes) {
+  const Lanes::F low = Lanes::load(x), high = Lanes::load(x + kLanes);
+  const int32_t bits = largest_size(low, high);
+  float scale = 0.0f;
+  if (bits >= kNegligible) {
+    float amax;
+    std::memcpy(&amax, &bits, 4);
+    scale = Lanes::lane0(bf16_of(Lanes::set(amax / static_cast<float>(top))));
+    if (bits >= kNotFinite) scale = __builtin_nanf("");
+  }
+  const bool coded = bits >= kNegligible && bits < kNotFinite;
+  const Lanes::F factor = Lanes::set(coded ? 1.0f / scale : 0.0f);
+  Lanes::store_int8(codes, coded ? Lanes::to_int(Lanes::mul(low, factor)) : Lanes::zero_i());
+  Lanes::store_int8(codes + kLanes, coded ? Lanes::to_int(Lanes::mul(high, factor)) : Lanes::zero_i());
+  return scale;
+}
+
+// Codes of a token's channels at its place among a group's keys or values.
+ALWAYS void put_keys(uint8_t* head, int group, int place, const int8_t* codes) {
+  uint8_t* to = head + group * kKVGroup * kBlock + place;
+  for (int i = 0; i < kKVGroup; ++i) to[i * kBlock] = static_cast<uint8_t>(codes[i]);
+}
+
+template <KV format>
+ALWAYS void put_values(uint8_t* head, int groups, int group, int place, const int8_t* codes) {
+  if constexpr (format == KV::int8) {
+    std::memcpy(head + (place * groups + group) * kKVGroup, codes, kKVGroup);
+  } else {
+    uint8_t* to = head + (place * groups + group) * kLanes;
+    for (int i = 0; i < kLanes; ++i) to[i] = static_cast<uint8_t>((codes[i] & 15) | (codes[kLanes + i] & 15) << 4);
+  }
+}
+
+ALWAYS void put_scale(uint8_t* scales, int group, int place, float scale) {
+  uint32_t bits;
+  std::memcpy(&bits, &scale, 4);
+  const auto half = static_cast<uint16_t>(bits >> 16);
+  std::memcpy(scales + (group * kBlock + place) * 2, &half, 2);
+}
+
+// The same as codes and scales.
+template <KV format>
+ALWAYS void store_codes(const Pool& pool, uint8_t* keys, uint8_t* values, const float* key, const float* value, int place) {
+  constexpr int bits = format == KV::int8 ? 8 : 4, top = format == KV::int8 ? 127 : 7;  // of values
+  alignas(64) float x[kMaxDim] = {}, y[kMaxDim] = {};  // filled up with zeros
+  spread(key, pool.dim, x);
+  spread(value, pool.dim, y);
+  alignas(64) int8_t codes[kKVGroup];
+  for (int g = 0; g < pool.groups(); ++g) {
+    put_scale(keys + pool.code_bytes(8), g, place, to_codes<127>(x + g * kKVGroup, codes));
+    put_keys(keys, g, place, codes);
+    put_scale(values + pool.code_bytes(bits), g, place, to_codes<top>(y + g * kKVGroup, codes));
+    put_values<format>(values, pool.groups(), g, place, codes);
+  }
+}
+
+// One token's keys and values, into place `place` of a block.
+NEVER void store(const Pool& pool, const float* keys, const float* values, int block, int place) {
+  for (int h = 0; h < pool.kv_heads; ++h, keys += pool.dim, values += pool.dim) {
+    uint8_t* k = pool.keys(block, h);
+    uint8_t* v = pool.values(block, h);
+    switch (pool.format) {
+      case KV::f32: store_numbers<KV::f32>(k, v, keys, values, pool.dim, place); break;
+      case KV::bf16: store_numbers<KV::bf16>(k, v, keys, values, pool.dim, place); break;
+      case KV::int8: store_codes<KV::int8>(pool, k, v, keys, values, place); break;
+      case KV::int4: store_codes<KV::int4>(pool, k, v, keys, values, place); break;
     }
   }
 }

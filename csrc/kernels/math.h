@@ -62,3 +62,11 @@ ALWAYS Lanes::F bf16_of(const Lanes::F& x) {
   const Lanes::I rounded = Lanes::add_i(size, Lanes::add_i(odd, Lanes::set_i(0x7fff)));
   return Lanes::floats(Lanes::or_i(sign, Lanes::and_i(rounded, Lanes::set_i(static_cast<int32_t>(0xffff0000)))));
 }
+
+// The bits of the largest |x| of 32 numbers: as a whole number they order like the sizes, and infinity and NaN come last.
+ALWAYS int32_t largest_size(const Lanes::F& low, const Lanes::F& high) {
+  const Lanes::I size = Lanes::set_i(0x7fffffff);
+  return Lanes::largest_i(Lanes::max_i(Lanes::and_i(Lanes::bits(low), size), Lanes::and_i(Lanes::bits(high), size)));
+}
+constexpr int32_t kNotFinite = 0x7f800000;  // sizes from here on
+constexpr int32_t kNegligible = 0x0d800000;  // 2^-100: groups of smaller numbers are stored as zeros

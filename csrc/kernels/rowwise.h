@@ -79,13 +79,10 @@ NEVER void to_int8(const float* x, int n, uint8_t* out) {
       if (here >= kLanes) v[h] = Lanes::load(x + at + 16 * h);
       else if (here > 0) v[h] = Lanes::load_first(x + at + 16 * h, here);
     }
-    const Lanes::I size = Lanes::set_i(0x7fffffff);
-    const int32_t bits = Lanes::largest_i(
-        Lanes::max_i(Lanes::and_i(Lanes::bits(v[0]), size), Lanes::and_i(Lanes::bits(v[1]), size)));
+    const int32_t bits = largest_size(v[0], v[1]);
     float amax;
     std::memcpy(&amax, &bits, 4);
-    const bool finite = bits < 0x7f800000;
-    const bool zero = bits < 0x0d800000;  // 2^-100
+    const bool finite = bits < kNotFinite, zero = bits < kNegligible;
     const float factor = finite && !zero ? 127.0f / amax : 0.0f;
     int32_t sums[2];
     for (int h = 0; h < 2; ++h) {

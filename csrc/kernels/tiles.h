@@ -226,9 +226,17 @@ void tiled_linear(const LinearTask& t, int begin, int end, int from, int to) {
 
 // ---- attention
 
-// All lines against a block. Lines of the tile beyond `lines` hold anything, and stay their own.
-template <bool bf16>
-NEVER void tile_block(const Head<bf16>& head, Tile& t, int lines, int first, const AttendTask& task) {
+// Codes as a tile takes them, exact in bfloat16: 16 pairs for each of 16 tokens or channels.
+using CodeTile = uint8_t[16][64];
+
+ALWAYS void put_pair(uint8_t* line, const Lanes::F& even, const Lanes::F& odd) {
+  const Lanes::I both = Lanes::or_i(Lanes::template shr<16>(Lanes::bits(even)), Lanes::bits(odd));
+  Lanes::store(reinterpret_cast<float*>(line), Lanes::floats(both));
+}
+
+// q . k of all lines and a block, to t.p.
+template <KV format>
+ALWAYS void tile_products(const Head<format>& head, Tile& t) {
   constexpr int64_t pair_bytes = kBlock * 4;  // of channels, in keys
   Tiles::zero<0>();
   Tiles::zero<1>();
@@ -241,33 +249,98 @@ NEVER void tile_block(const Head<bf16>& head, Tile& t, int lines, int first, con
   }
   Tiles::store<0>(t.p[0], sizeof t.p[0]);
   Tiles::store<1>(t.p[0] + 16, sizeof t.p[0]);
+}
+
+// The same of codes: each group's exact product goes to memory and from there through score's float operations.
+template <KV format>
+ALWAYS void tile_scaled_products(const Head<format>& head, Tile& t, int lines) {
+  alignas(64) CodeTile codes[2];
+  alignas(64) float product[2][kTile][kLanes];
+  for (int group = 0; group < head.groups; ++group) {
+    for (int p = 0; p < 16; ++p) {
+      for (int h = 0; h < 2; ++h) {
+        Lanes::F even, odd;
+        head.key_pair(16 * group + p, h, even, odd);
+        put_pair(codes[h][p], even, odd);
+      }
+    }
+    Tiles::zero<0>();
+    Tiles::zero<1>();
+    Tiles::load<4>(t.short_q[0] + group * kKVGroup, sizeof t.short_q[0]);
+    Tiles::load<6>(codes[0], 64);
+    Tiles::dot_bf16<0, 4, 6>();
+    Tiles::load<7>(codes[1], 64);
+    Tiles::dot_bf16<1, 4, 7>();
+    Tiles::store<0>(product[0], 64);
+    Tiles::store<1>(product[1], 64);
+    for (int h = 0; h < 2; ++h) {
+      const Lanes::F factor = head.key_scales(group, h);
+      for (int i = 0; i < lines; ++i) {
+        float* sum = t.p[i] + 16 * h;
+        const Lanes::F before = group == 0 ? Lanes::zero() : Lanes::load(sum);
+        Lanes::store(sum, Lanes::fma(Lanes::load(product[h][i]), factor, before));
+      }
+    }
+  }
+}
+
+// acc += p . v for 32 channels from d on, p being in tile 4 and these channels' values at two addresses.
+ALWAYS void tile_mix(Tile& t, int lines, bool all, int d, const uint8_t* low, const uint8_t* high, int64_t stride) {
+  alignas(64) float spare[kTile][32];
+  // A line that sees nothing keeps its sums: 0 x NaN, or -0 + 0, would change them.
+  float* to = all ? t.acc[0] + d : spare[0];
+  const int64_t to_stride = all ? sizeof t.acc[0] : sizeof spare[0];
+  Tiles::load<0>(t.acc[0] + d, sizeof t.acc[0]);
+  Tiles::load<6>(low, stride);
+  Tiles::dot_bf16<0, 4, 6>();
+  Tiles::store<0>(to, to_stride);
+  Tiles::load<1>(t.acc[0] + d + 16, sizeof t.acc[0]);
+  Tiles::load<7>(high, stride);
+  Tiles::dot_bf16<1, 4, 7>();
+  Tiles::store<1>(to + 16, to_stride);
+  for (int i = 0; i < lines && !all; ++i) {
+    if (t.live[i]) std::memcpy(t.acc[i] + d, spare[i], sizeof spare[i]);
+  }
+}
+
+template <KV format>
+ALWAYS void tile_scaled_mix(const Head<format>& head, Tile& t, int lines, bool all) {
+  alignas(64) CodeTile codes[2];
+  for (int group = 0, d = 0; group < head.groups; ++group, d += kKVGroup) {
+    for (int h = 0; h < 2; ++h) {
+      for (int i = 0; i < lines; ++i) Lanes::store_bfloat(t.short_p[i] + 16 * h, weighed(head, t, i, group, h));
+      for (int p = 0; p < 16; ++p) {
+        Lanes::F even, odd;
+        head.value_pair(p, d + 16 * h, even, odd);
+        put_pair(codes[h][p], even, odd);
+      }
+    }
+    Tiles::load<4>(t.short_p, sizeof t.short_p[0]);
+    tile_mix(t, lines, all, d, codes[0][0], codes[1][0], 64);
+  }
+}
+
+// All lines against a block. Lines of the tile beyond `lines` hold anything, and stay their own.
+template <KV format>
+NEVER void tile_block(const Head<format>& head, Tile& t, int lines, int first, const AttendTask& task) {
+  if constexpr (Head<format>::kScaled) tile_scaled_products(head, t, lines);
+  else tile_products(head, t);
   int live = 0;
   for (int i = 0; i < lines; ++i) {
     for (int h = 0; h < kBlock; h += kLanes) {
       Lanes::store(t.p[i] + h, scaled(Lanes::load(t.p[i] + h), task.scale, task.softcap));
     }
-    soften<bf16>(t, i, first, task.window, head.dim);
-    for (int h = 0; h < kBlock; h += kLanes) Lanes::store_bfloat(t.short_p[i] + h, Lanes::load(t.p[i] + h));
+    soften<format>(t, i, first, task.window, head.dim);
     live += t.live[i];
   }
   if (live == 0) return;
-  alignas(64) float spare[kTile][32];
+  if constexpr (Head<format>::kScaled) return tile_scaled_mix(head, t, lines, live == lines);
+  for (int i = 0; i < lines; ++i) {
+    for (int h = 0; h < kBlock; h += kLanes) Lanes::store_bfloat(t.short_p[i] + h, Lanes::load(t.p[i] + h));
+  }
   Tiles::load<4>(t.short_p, sizeof t.short_p[0]);
   for (int d = 0; d < head.dim; d += 32) {
-    // A line that sees nothing keeps its sums: 0 x NaN, or -0 + 0, would change them.
-    float* to = live == lines ? t.acc[0] + d : spare[0];
-    const int64_t stride = live == lines ? sizeof t.acc[0] : sizeof spare[0];
-    Tiles::load<0>(t.acc[0] + d, sizeof t.acc[0]);
-    Tiles::load<6>(head.values + d * 4, head.dim * 4);
-    Tiles::dot_bf16<0, 4, 6>();
-    Tiles::store<0>(to, stride);
-    Tiles::load<1>(t.acc[0] + d + 16, sizeof t.acc[0]);
-    Tiles::load<7>(head.values + d * 4 + 64, head.dim * 4);
-    Tiles::dot_bf16<1, 4, 7>();
-    Tiles::store<1>(to + 16, stride);
-    for (int i = 0; i < lines && live < lines; ++i) {
-      if (t.live[i]) std::memcpy(t.acc[i] + d, spare[i], sizeof spare[i]);
-    }
+    tile_mix(t, lines, live == lines, d, head.values + d * 4, head.values + d * 4 + 64, head.dim * 4);
   }
 }
 

@@ -55,6 +55,10 @@ struct Lanes {
   static inline I zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static inline I set_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static inline I load_i(const int32_t* p) { return load_b(reinterpret_cast<const uint8_t*>(p)); }
+  static inline I load_int8(const int8_t* p) {
+    const __m128i all = load_16(p);
+    return {_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_srli_si128(all, 8))};
+  }
   BOTH(I, add_i, _mm256_add_epi32)
   BOTH(I, sub_i, _mm256_sub_epi32)
   BOTH(I, mul_i, _mm256_mullo_epi32)
@@ -71,6 +75,9 @@ struct Lanes {
   static inline F floats(const I& a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
   static inline __m128i load_16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static inline F load_half(const uint16_t* p) { return {_mm256_cvtph_ps(load_16(p)), _mm256_cvtph_ps(load_16(p + 8))}; }
+  static inline F load_bfloat(const uint16_t* p) {
+    return floats(shl<16>({_mm256_cvtepu16_epi32(load_16(p)), _mm256_cvtepu16_epi32(load_16(p + 8))}));
+  }
   static inline void store_int8(int8_t* p, const I& x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));

@@ -30,6 +30,9 @@ struct Lanes {
   static inline I zero_i() { return _mm512_setzero_si512(); }
   static inline I set_i(int32_t x) { return _mm512_set1_epi32(x); }
   static inline I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static inline I load_int8(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
   static inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
   static inline I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
@@ -49,6 +52,9 @@ struct Lanes {
   static inline F floats(I a) { return _mm512_castsi512_ps(a); }
   static inline F load_half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static inline F load_bfloat(const uint16_t* p) {
+    return floats(shl<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
   }
   static inline void store_int8(int8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));

@@ -51,6 +51,7 @@ struct Lanes {
   static inline I zero_i() { return I{}; }
   static inline I set_i(int32_t x) { I out; EACH(x); }
   static inline I load_i(const int32_t* p) { I out; std::memcpy(&out, p, 64); return out; }
+  static inline I load_int8(const int8_t* p) { I out; EACH(p[i]); }
   static inline I add_i(const I& a, const I& b) { I out; EACH(static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]))); }
   static inline I sub_i(const I& a, const I& b) { I out; EACH(static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i]))); }
   static inline I mul_i(const I& a, const I& b) { I out; EACH(static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) * static_cast<uint32_t>(b.v[i]))); }
@@ -73,6 +74,7 @@ struct Lanes {
   static inline I bits(const F& a) { I out; std::memcpy(&out, &a, 64); return out; }
   static inline F floats(const I& a) { F out; std::memcpy(&out, &a, 64); return out; }
   static inline F load_half(const uint16_t* p) { F out; EACH(half_to_float(p[i])); }
+  static inline F load_bfloat(const uint16_t* p) { I out; for (int i = 0; i < 16; ++i) out.v[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16); return floats(out); }
   static inline void store_int8(int8_t* p, const I& x) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(x.v[i]); }
 
   // 32 bytes as 16 lanes of two int16, the first in the lower half; sign- or zero-extended.

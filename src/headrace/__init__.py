@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ModelFileError,
         ModelNotFoundError,
         OptionError,
+        OverloadedError,
         RequestError,
     )
     from headrace.params import SamplingParams
@@ -35,6 +36,7 @@ _HOMES = {
     "HeadraceError": "errors",
     "RequestError": "errors",
     "OptionError": "errors",
+    "OverloadedError": "errors",
     "ModelFileError": "errors",
     "ModelNotFoundError": "errors",
     "EngineDeadError": "errors",
@@ -52,6 +54,7 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "OptionError",
+    "OverloadedError",
     "RequestError",
     "RequestOutput",
     "RequestStream",

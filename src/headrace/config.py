@@ -5,15 +5,29 @@ The command line is made from these fields: a field's metadata gives its help te
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any
 
-from headrace.errors import OptionError
+from headrace.errors import OptionError, shown
 
-KV_FORMATS = ("f32", "bf16")
+KV_FORMATS = ("f32", "bf16", "int8", "int4")
 BACKENDS = ("native", "torch")
 ISAS = ("portable", "avx2", "avx512", "amx")
+POLICIES = ("continuous", "static", "dynamic")
 MOST_THREADS = 1024
+ROWS = 64
+"""Most requests in one step, where nothing says otherwise."""
+AUTO = "auto"
+"""As `memory`: pool and rows as past load would have needed them."""
+_UNITS = {
+    unit: base ** (power + 1)
+    for base, units in ((1000, ("kB", "MB", "GB", "TB")), (1024, ("KiB", "MiB", "GiB", "TiB")))
+    for power, unit in enumerate(units)
+} | {"": 1, "B": 1}
+MAX_WAIT_MS = 100
+"""`max_wait_ms` where the policy is dynamic and nothing else is said."""
 
 
 def option(default: Any, help: str) -> Any:
@@ -26,8 +40,18 @@ class CacheOptions:
     """The paged KV cache."""
 
     kv_format: str = option("bf16", f"number format of cached keys and values: {', '.join(KV_FORMATS)}")
+    prefix_cache: bool = option(
+        True, "keep the keys and values of prompts and answers for requests that begin alike; the answers are the same"
+    )
+    pin_prefix: str | None = option(
+        None, "file with a text, or messages as JSON, whose keys and values are computed at the start and always kept"
+    )
+    cache_dir: str | None = option(
+        None, "folder for cached keys and values that the pool has no room for; they outlive the process"
+    )
+    cache_dir_bytes: int = option(10_000_000_000, "most bytes of `cache_dir`")
     pool_bytes: int | None = option(
-        None, "bytes of the KV pool; default: what `rows` full contexts need, at most a quarter of the free memory"
+        None, "bytes of the KV pool; default: what `rows` full contexts need, as far as the memory plan has room"
     )
 
 
@@ -35,8 +59,33 @@ class CacheOptions:
 class SchedulerOptions:
     """Who runs next."""
 
-    budget: int = option(512, "most tokens computed in one step, prompts and answers together")
-    rows: int = option(64, "most requests in one step")
+    budget: int = option(
+        512, "most tokens computed in one step, prompts and answers together, whatever `step_ms` allows"
+    )
+    step_ms: int | None = option(
+        None, "milliseconds a step should last at most; default: twice as long as without prompts, and 15"
+    )
+    rows: int | None = option(
+        None, f"most requests in one step; default: {ROWS}, with memory {AUTO} as past load needed"
+    )
+    policy: str = option(
+        "continuous",
+        f"when requests begin: {', '.join(POLICIES)}; at any step, or in batches that run to their end, each of which "
+        "begins when it is full (static), or is full or has waited long enough (dynamic)",
+    )
+    batch_size: int | None = option(None, "requests of a batch, for policies static and dynamic; default: `rows`")
+    max_wait_ms: int | None = option(
+        None, f"milliseconds the first request of a batch waits at most, for policy dynamic; default: {MAX_WAIT_MS}"
+    )
+    queue_requests: int = option(1024, "most requests that wait in the queue; the server refuses more (429)")
+    queue_tokens: int = option(
+        1_000_000, "most tokens of prompts that wait in the queue; the server refuses more (429)"
+    )
+
+    @property
+    def batch(self) -> int:
+        """Requests of a batch, where past load does not say how many rows there are."""
+        return self.batch_size or self.rows or ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +119,14 @@ class Options:
     """All options of one engine."""
 
     context: int | None = option(None, "longest prompt plus answer in tokens; default: what the model was trained for")
+    memory: str | None = option(
+        None,
+        f"most memory of the whole process, as 6GiB or 6000MB; {AUTO}: pool and rows as past load needed; default: "
+        "what is free, half of what is left of it for the KV pool",
+    )
+    past_load: bool = option(
+        True, f"keep how long requests were and how many came at once, never their texts, for memory {AUTO}"
+    )
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
@@ -77,12 +134,22 @@ class Options:
 
     def __post_init__(self) -> None:
         _positive("context", self.context)
+        _ = self.memory_bytes
+        _flag("past_load", self.past_load)
         _positive("pool_bytes", self.cache.pool_bytes)
         _positive("budget", self.scheduler.budget)
+        _positive("step_ms", self.scheduler.step_ms)
         _positive("rows", self.scheduler.rows)
+        _judge_turns(self.scheduler)
         _positive("threads", self.execute.threads)
         if self.execute.threads is not None and self.execute.threads > MOST_THREADS:
             raise OptionError(f"threads must be at most {MOST_THREADS}, not {self.execute.threads}", "threads")
+        _flag("prefix_cache", self.cache.prefix_cache)
+        _positive("cache_dir_bytes", self.cache.cache_dir_bytes)
+        if self.cache.pin_prefix is not None and not self.cache.prefix_cache:
+            raise OptionError("pin_prefix stays in the prefix cache, but prefix_cache is off", "pin_prefix")
+        if self.cache.cache_dir is not None and not self.cache.prefix_cache:
+            raise OptionError("cache_dir keeps what the prefix cache holds, but prefix_cache is off", "cache_dir")
         _flag("fusion", self.execute.fusion)
         _flag("weight_cache", self.loading.weight_cache)
         _positive("weight_cache_bytes", self.loading.weight_cache_bytes)
@@ -93,6 +160,16 @@ class Options:
             if self.execute.backend != "native":
                 raise OptionError(f"isa is of backend native, but backend is {self.execute.backend}", "isa")
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of the option `memory`; None where it bounds nothing. OptionError."""
+        return None if self.memory in (None, AUTO) else _size("memory", self.memory)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether past load sizes pool and rows."""
+        return self.memory == AUTO
+
     @classmethod
     def of(cls, **flat: Any) -> Options:
         """Options from a flat set of names, as the command line and `LLM(...)` give them. Unknown names are refused."""
@@ -102,16 +179,49 @@ class Options:
             "execute": ExecuteOptions,
             "loading": LoadingOptions,
         }
-        known = {f.name: part for part, kind in parts.items() for f in fields(kind)} | {"context": ""}
+        whole = [f.name for f in fields(cls) if f.name not in parts]
+        known = {f.name: part for part, kind in parts.items() for f in fields(kind)} | dict.fromkeys(whole, "")
         if unknown := sorted(set(flat) - set(known)):
             raise OptionError(f"unknown option {unknown[0]!r}; known are: {', '.join(sorted(known))}", unknown[0])
         values = {part: kind(**{n: v for n, v in flat.items() if known[n] == part}) for part, kind in parts.items()}
-        return cls(context=flat.get("context"), **values)
+        return cls(**{name: flat[name] for name in whole if name in flat}, **values)
+
+
+def _judge_turns(options: SchedulerOptions) -> None:
+    _one_of("policy", options.policy, POLICIES)
+    for name in ("batch_size", "max_wait_ms", "queue_requests", "queue_tokens"):
+        _positive(name, getattr(options, name))
+    if options.batch_size is not None and options.policy == "continuous":
+        raise OptionError("batch_size is of policies static and dynamic, but policy is continuous", "batch_size")
+    if options.max_wait_ms is not None and options.policy != "dynamic":
+        raise OptionError(f"max_wait_ms is of policy dynamic, but policy is {options.policy}", "max_wait_ms")
+    if options.batch > (rows := options.rows or ROWS):
+        raise OptionError(
+            f"batch_size is {options.batch}, more than the {rows} requests of a step (rows)", "batch_size"
+        )
+    if options.policy != "continuous" and options.queue_requests < options.batch:
+        raise OptionError(
+            f"queue_requests is {options.queue_requests}, but a batch of policy {options.policy} is full with "
+            f"{options.batch} (batch_size)",
+            "queue_requests",
+        )
 
 
 def _positive(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}", name)
+
+
+def _size(name: str, value: object) -> int:
+    """Bytes of a size like 6GiB, 1.5 GB or 6000000000."""
+    told = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-zA-Z]*)\s*", str(value), re.ASCII)
+    unit = told and next((times for unit, times in _UNITS.items() if unit.lower() == told[2].lower()), None)
+    nbytes = int(Fraction(told[1]) * unit) if told and unit else 0
+    if isinstance(value, bool) or nbytes < 1:
+        raise OptionError(
+            f"{name} must be a size like 6GiB, 6000MB or 6000000000 (bytes), or {AUTO}, not {shown(value)}", name
+        )
+    return nbytes
 
 
 def _flag(name: str, value: object) -> None:

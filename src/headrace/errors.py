@@ -47,5 +47,16 @@ class ModelFileError(HeadraceError):
         self.path = str(path)
 
 
+class OverloadedError(HeadraceError):
+    """The queue is full: the same request may be served later; over HTTP a 429.
+
+    `retry_s` is how many seconds to wait, at least 1.
+    """
+
+    def __init__(self, message: str, retry_s: int) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
 class EngineDeadError(HeadraceError):
     """The engine stopped on an unexpected failure; no request can be served any more."""

@@ -120,6 +120,8 @@ class Resident:
     """Of memory of its own."""
     huge_file: int
     """Of mapped files, which other processes may share."""
+    anonymous: int = 0
+    """Of its own, on pages of any size: what cannot be had back by dropping clean cache."""
 
     def __str__(self) -> str:
         return (
@@ -133,8 +135,8 @@ def resident(root: Path = ROOT) -> Resident | None:
     facts = {key: value.split() for key, _, value in _pairs(root / "proc/self/smaps_rollup", ":")}
     if "Rss" not in facts:
         return None
-    total, own, file = (int(facts.get(k, ["0"])[0]) * 1024 for k in ("Rss", "AnonHugePages", "FilePmdMapped"))
-    return Resident(total, own, file)
+    names = ("Rss", "AnonHugePages", "FilePmdMapped", "Anonymous")
+    return Resident(*(int(facts.get(name, ["0"])[0]) * 1024 for name in names))
 
 
 def grants_huge_memory(root: Path = ROOT) -> bool:
@@ -208,7 +210,8 @@ def _used(folder: Path) -> int:
     """Bytes a group holds that cannot be had back by dropping clean cache; 0 where it does not say."""
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
     stat = {key: value for key, _, value in _pairs(folder / "memory.stat", " ")}
-    return used - int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
+    files = ("inactive_file", "active_file")  # in memory only to be read again
+    return used - sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in files)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ MAX_LOGPROBS = 100
 """Most alternatives reported per token."""
 MAX_CHOICES = 128
 """Largest `n`."""
+MAX_SALT_CHARS = 256
+"""Longest `cache_salt`."""
 LOGPROBS_MODES = ("raw", "processed")
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 
@@ -75,6 +77,11 @@ class SamplingParams:
     """`raw`: of the model's own logits; `processed`: after penalties, bias and temperature."""
     skip_special_tokens: bool = True
     """Leave control tokens out of the text."""
+    cache_salt: str = ""
+    """Cached prefixes are shared only among requests of the same salt; at most 256 characters."""
+    priority: int = 0
+    """-100 to 100. A request of higher priority goes before others, but overtakes no more than a fixed amount of work
+    for each class; what it leaves in the prefix cache is given up later."""
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_CHOICES)
@@ -90,7 +97,10 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        for name in ("n", "presence_penalty", "frequency_penalty", "min_tokens"):
+        _integer("priority", self.priority, -100, 100)
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
+            raise RequestError(f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters", "cache_salt")
+        for name in ("n", "presence_penalty", "frequency_penalty", "min_tokens", "priority"):
             if getattr(self, name) is None:
                 raise RequestError(f"{name} must not be null", name)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):

@@ -34,6 +34,18 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
+    def interrupt(self, pattern: str) -> None:
+        """Ctrl-C until `pattern` shows up: CPython's input() loses one that comes while it switches the terminal to
+        readline, right after the prompt."""
+        for _ in range(20):
+            self.type("\x03")
+            try:
+                self.expect(pattern, timeout=3)
+                return
+            except AssertionError:
+                continue
+        raise AssertionError(f"no {pattern!r} after Ctrl-C")
+
     def end(self) -> int:
         """Wait until the program ends; its exit code. AssertionError, and the program is killed, where it does not."""
         deadline = time.monotonic() + 60

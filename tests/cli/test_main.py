@@ -16,11 +16,16 @@ from typing import Any
 
 import pytest
 
+from headrace import native
+from headrace.cache.plan import Demand, Needs, plan_memory
+from headrace.cli import main as main_module
 from headrace.cli import options
 from headrace.cli import show as show_module
 from headrace.cli.console import Bars, size
 from headrace.cli.options import engine_options
+from headrace.cli.plan import plan_facts, plan_lines
 from headrace.config import CacheOptions, ExecuteOptions, LoadingOptions, Options, SchedulerOptions
+from headrace.engine.past_load import Seen
 from headrace.program.backend import Member
 from tests.cli.terminal import Terminal
 
@@ -85,6 +90,23 @@ def test_an_unknown_model_is_one_line_and_code_1(command: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_memory_that_cannot_be_had_is_one_line_and_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none_left(**_: object) -> None:
+        native.reserve(1 << 62)
+
+    monkeypatch.setattr(main_module, "app", none_left)
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "error: out of memory: the system has no 4611686018427 MB of memory to give; a smaller --pool"
+    )
+    assert said.count("\n") == 1
+
+
 def test_pull_prints_the_path(tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF")
@@ -126,6 +148,7 @@ def test_serve_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "headrace.serve.app", fake)
     module.serve("m", "0.0.0.0", 8001, "name", engine={"context": 512})
     assert seen.pop("progress") is not None
+    assert seen.pop("planned") is not None
     assert seen.pop("loaded") is not None
     assert seen == {"model": "m", "host": "0.0.0.0", "port": 8001, "options": {"context": 512}, "name": "name"}
 
@@ -148,6 +171,7 @@ def test_serve_draws_bars_until_the_model_is_loaded_or_the_server_ends(
         assert options["progress"] == "progress"
         assert drawn == ["begin"]
         if ready:
+            options["planned"](blueprint())
             options["loaded"]()
             assert drawn == ["begin", "end"]
 
@@ -166,8 +190,10 @@ def test_engine_options_come_from_the_fields() -> None:
     made = engine_options(command)
     defaults = {name: p.default for name, p in made.__signature__.parameters.items() if name != "model"}  # type: ignore[attr-defined]
     assert set(defaults) == {
-        "context", "kv_format", "pool_bytes", "budget", "rows", "backend", "threads", "isa", "fusion",
-        "weight_cache", "weight_cache_bytes",
+        "context", "memory", "past_load", "kv_format", "prefix_cache", "pin_prefix",
+        "cache_dir", "cache_dir_bytes", "pool_bytes", "budget", "step_ms", "rows", "policy", "batch_size",
+        "max_wait_ms", "queue_requests", "queue_tokens", "backend", "threads", "isa",
+        "fusion", "weight_cache", "weight_cache_bytes",
     }  # fmt: skip
     assert Options.of(**defaults) == Options()
     made(**{"model": "m", **defaults, "rows": 3})
@@ -239,7 +265,20 @@ def test_sizes(nbytes: int, text: str) -> None:
 # show, on a model that is made up
 
 
-def blueprint() -> Any:
+def blueprint(*, memory: str | None = None, demand: Demand | None = None, tiers: Any = (), packing: int = 0) -> Any:
+    opts = Options.of(context=4096, threads=2, memory=memory)
+    needs = Needs(100_000_000, 4_000_440, 1_000_000, 32_000, (None, 512, 512), 4096, 32768, packing, tiers)
+    memory_plan = plan_memory(
+        needs,
+        granted=1_000_000_000,
+        bound=opts.memory_bytes,
+        pool_bytes=None,
+        rows=None,
+        default_rows=64,
+        demand=demand,
+        automatic=opts.automatic,
+    )
+
     def tensor(shape: tuple[int, ...], kind: str, nbytes: int) -> Any:
         return SimpleNamespace(shape=shape, format=kind, nbytes=nbytes)
 
@@ -273,7 +312,8 @@ def blueprint() -> Any:
             eos=frozenset({3, 2}),
         ),
         program=SimpleNamespace(kv=SimpleNamespace(groups=groups)),
-        options=Options.of(context=4096, threads=2),
+        options=opts,
+        seen=None,
         threads=SimpleNamespace(reason="2 cores by affinity"),
         memory=SimpleNamespace(
             stored=1_062_940,
@@ -281,6 +321,7 @@ def blueprint() -> Any:
             buffers=1_000_000,
             token=3000,
             pool=SimpleNamespace(blocks=10, block_bytes=32_000),
+            plan=memory_plan,
         ),
         limits=SimpleNamespace(pool_tokens=4096),
     )
@@ -317,10 +358,22 @@ def test_show_tells_everything() -> None:
     }
     assert facts["options"] == {
         "context": 4096,
+        "memory": None,
+        "past_load": True,
         "kv_format": "bf16",
+        "prefix_cache": True,
+        "pin_prefix": None,
+        "cache_dir": None,
+        "cache_dir_bytes": 10_000_000_000,
         "pool_bytes": None,
         "budget": 512,
-        "rows": 64,
+        "step_ms": None,
+        "policy": "continuous",
+        "batch_size": None,
+        "max_wait_ms": None,
+        "queue_requests": 1024,
+        "queue_tokens": 1_000_000,
+        "rows": None,
         "backend": "native",
         "threads": 2,
         "isa": None,
@@ -344,7 +397,9 @@ def test_show_tells_everything() -> None:
 
 
 def test_show_tells_which_kernels_serve() -> None:
-    facts = json.loads(json.dumps(show_module.describe("tiny", blueprint())))
+    plain = json.loads(json.dumps(show_module.describe("tiny", blueprint())))
+    assert not any("kernel" in key for key in plain), "only where they are asked for"
+    facts = plain | json.loads(json.dumps(show_module.kernels_of(blueprint())))
     assert facts["kernels"] == [
         {"operation": "linear", "format": "Q8_0", "count": 7, "served_by": "native avx2", "how": "int8 inputs"}
     ]
@@ -360,3 +415,48 @@ def test_show_of_a_model_that_says_little() -> None:
     text = "".join(show_module._lines(show_module.describe("tiny", plan)))
     assert "chat template none: the model completes text" in text
     assert "temperature 0.7 in run, 1 in the API" in text
+
+
+def test_the_plan_tells_every_part_and_what_remains() -> None:
+    plan = blueprint(memory="200MB", tiers=(("disk", 20_000_000),))
+    facts = json.loads(json.dumps(show_module.describe("tiny", plan)))["plan"]
+    assert facts["process"] + facts["weights"] + facts["buffers"] + facts["pool"] + 20_000_000 == facts["total"]
+    assert facts["total"] + facts["remains"] == facts["memory"] == 200_000_000
+    assert facts["tiers"] == [{"name": "disk", "bytes": 20_000_000}]
+    assert facts["past_load"] is facts["proposal"] is None
+    lines = "".join(plan_lines(facts))
+    for part in (
+        "memory        200.0 MB by the option; 1.00 GB are granted to this process",
+        "weights          4.0 MB",
+        "KV pool         75.0 MB  what memory leaves",
+        "tier            20.0 MB  disk",
+        "together       200.0 MB",
+        "at once       14 of the context 4,096, 2 of the model's own 32,768; 64 rows in a step",
+        "past load     none known\n",
+    ):
+        assert part in lines, lines
+    lines = "".join(plan_lines(plan_facts(blueprint())))
+    assert "memory        1.00 GB are granted to this process\n" in lines
+    assert "half of what is left" in lines
+    assert "first start" not in lines
+    lines = "".join(plan_lines(plan_facts(blueprint(memory="200MB", packing=150_000_000))))
+    assert "first start    254.0 MB" in lines
+    assert "tier" not in lines
+
+
+@pytest.mark.parametrize("memory", [None, "auto"])
+def test_the_plan_shows_its_evidence(memory: str | None) -> None:
+    seen = Seen(since="2026-01-31")
+    few = blueprint(memory=memory)
+    few.seen = seen
+    assert ("memory auto is as the default" in "".join(plan_lines(plan_facts(few)))) == (memory == "auto")
+    for _ in range(200):
+        for counts, number in ((seen.prompt, 100), (seen.answer, 27), (seen.length, 127), (seen.at_once, 12)):
+            counts.add(number)
+    plan = blueprint(memory=memory, demand=seen.demand())
+    plan.seen = seen
+    lines = "".join(plan_lines(plan_facts(plan)))
+    assert "200 answers since 2026-01-31, 99 of 100 within 127 tokens (prompt 100, answer 27; most 127), 12 at" in lines
+    assert ("memory auto takes it" in lines) == (memory is None)
+    assert ("taken as far as it fits" in lines and "as past load needed" in lines) == (memory == "auto")
+    assert ("15 rows in a step" in lines) == (memory == "auto")

@@ -80,6 +80,10 @@ def test_show_kernels(smollm2: Path) -> None:
         [attend] = [line.split() for line in lines if line.startswith("attend")]
         assert attend[1:3] == [said, "30"]
         assert ("bfloat16" in attend) == (said == "bf16")
+    told = json.loads(headrace("show", str(smollm2), "--json", "--kernels").stdout)
+    assert {k["operation"] for k in told.pop("kernels")} >= {"embed", "linear", "attend"}
+    assert told.pop("kernels_because")
+    assert told.keys() == json.loads(headrace("show", str(smollm2), "--json").stdout).keys()
 
 
 def test_pull_and_list(smollm2: Path) -> None:

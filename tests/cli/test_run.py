@@ -56,7 +56,7 @@ def test_parameters_reach_the_model(log: Path) -> None:
     headrace("run", "m", "hi", "--system", "be brief", *options.split(), "--context", "512", "--kv-format", "bf16")
     opened, asked, *_ = log.read_text().splitlines()
     assert opened.startswith(
-        "open m {'context': 512, 'kv_format': 'bf16', 'pool_bytes': None, 'budget': 512, 'rows': 64,"
+        "open m {'context': 512, 'memory': None, 'past_load': True, 'kv_format': 'bf16', 'prefix_cache': True,"
     )
     assert asked.startswith(
         "chat ['system=be brief', 'user=hi'] SamplingParams(n=1, temperature=0.5, top_p=0.9, top_k=40"
@@ -243,8 +243,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(log: Path) -> None:
     terminal.type("next\n")
     terminal.expect("echo 3: next\r\n")
     terminal.expect(">>> ")
-    terminal.type("\x03")
-    terminal.expect("/exit or Ctrl-D leaves")
+    terminal.interrupt("/exit or Ctrl-D leaves")
     terminal.expect(">>> ")
     terminal.type("half a line\x03")
     terminal.expect("/exit or Ctrl-D leaves")

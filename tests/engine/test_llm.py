@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,9 +19,21 @@ from typing import Any
 
 import pytest
 
-from headrace import LLM, AsyncLLM, EngineDeadError, OptionError, RequestError, SamplingParams
+from headrace import (
+    LLM,
+    AsyncLLM,
+    EngineDeadError,
+    HeadraceError,
+    OptionError,
+    RequestError,
+    SamplingParams,
+    native,
+)
 from headrace.config import Options
+from headrace.engine import llm as llm_module
 from headrace.engine.build import plan_engine
+from headrace.program.backend import Announced
+from headrace.tokenize import tokenizer
 from tests.models.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -187,7 +201,15 @@ def test_options(folder: Path) -> None:
         LLM(folder, pool_bytes=1)
 
 
-@pytest.mark.parametrize(("kv_format", "how"), [("bf16", "bfloat16 queries, keys, values"), ("f32", "float32")])
+@pytest.mark.parametrize(
+    ("kv_format", "how"),
+    [
+        ("bf16", "bfloat16 queries, keys, values"),
+        ("f32", "float32"),
+        ("int8", "bfloat16 queries and shares, keys and values as their codes"),
+        ("int4", "bfloat16 queries and shares, keys and values as their codes"),
+    ],
+)
 def test_members_tell_the_format_of_keys_and_values(kv_format: str, how: str, folder: Path) -> None:
     for backend in ("native", "torch"):
         members = plan_engine(folder, Options.of(kv_format=kv_format, backend=backend)).members
@@ -204,6 +226,18 @@ def test_step_buffers_are_those_of_prompts_whose_logprobs_are_wanted(folder: Pat
     program = plan_engine(folder, Options.of()).program
     widest = 4 * (program.vocab + program.width) * 48
     assert few == many >= widest
+
+
+def test_body_and_head_keep_their_buffers_side_by_side(folder: Path) -> None:
+    plan = plan_engine(folder, Options.of())
+    tensors, parts = plan.checkpoint.source.tensors, plan.checkpoint.parts
+    announced = {name: Announced(part.shape, tensors[part.tensor].format) for name, part in parts.items()}
+
+    def size(*step: int, threads: int = 2, context: int = 512) -> int:
+        return plan.backend.buffer_bytes(plan.program, announced, *step, threads=threads, context=context)
+
+    assert size(48, 48, 48) + size(0, 0, 0) == size(48, 48, 0) + size(0, 0, 48)
+    assert size(0, 0, 0, threads=4, context=1024) == 4 * size(0, 0, 0) > 0
 
 
 def test_openmp_is_told_to_sleep_where_a_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +310,19 @@ def test_a_fork_before_first_use(folder: Path) -> None:
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert len(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids) == 12
+
+
+def test_a_stream_ends_in_a_fork_and_goes_on_in_the_parent(folder: Path) -> None:
+    with LLM(folder, threads=1, pool_bytes=1 << 22) as llm:
+        stream = llm.stream(PROMPT, SamplingParams(max_tokens=200, ignore_eos=True))
+        next(stream)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            last = list(stream)[-1]
+            os._exit(0 if last.finish_reason == "error" and "forked" in (last.error or "") else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert [chunk.finish_reason for chunk in stream][-1] == "length"
 
 
 def test_close_ends_what_runs(folder: Path) -> None:
@@ -395,6 +442,56 @@ def test_what_is_no_prompt_and_no_params(llm: LLM, prompt: Any, params: Any, par
     assert error.value.param == param
 
 
+def test_threads_that_cannot_be_had_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call by itself: the next one, when there are threads again, is served."""
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with (
+        LLM(folder, pool_bytes=1 << 22, threads=1, weight_cache=False) as llm,
+        contextlib.closing(AsyncLLM(folder, pool_bytes=1 << 22, threads=1, weight_cache=False)) as engine,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(HeadraceError, match="no thread to give for the engine"):
+                llm.generate(PROMPT, GREEDY)
+            with pytest.raises(HeadraceError, match="no thread to give for tokenizing"):
+                asyncio.run(engine.generate("ab", GREEDY))
+        want = llm.generate("ab", GREEDY)[0].outputs[0].token_ids
+        assert asyncio.run(engine.generate("ab", GREEDY)).outputs[0].token_ids == want
+
+
+def test_an_instruction_set_that_is_not_here_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "isas", lambda: ["portable"])
+    monkeypatch.setattr(native, "survey", lambda: [("amx", "the processor lacks AMX_TILE"), ("portable", "")])
+    with pytest.raises(
+        OptionError, match=r"isa must be one of portable on this machine, not 'amx': the processor lacks"
+    ):
+        LLM(folder, isa="amx")
+
+
+def test_texts_far_longer_than_the_context_are_not_put_into_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = tokenizer._ids
+    monkeypatch.setattr(tokenizer, "_ids", lambda engine, text: (sizes.append(len(text)), real(engine, text))[1])
+    monkeypatch.setattr(llm_module, "PROBES", (4096, 8192))
+    dense, late = "ab " * 50_000, " " * 5000 + "ab " * 50_000
+    with contextlib.closing(AsyncLLM(folder, pool_bytes=1 << 22, threads=1)) as engine:
+        for text in (dense, late):
+            with pytest.raises(RequestError, match=r"characters alone are .* tokens, but the context has") as error:
+                asyncio.run(engine.encode(text))
+            assert error.value.param == "prompt"
+        with pytest.raises(RequestError, match="characters alone") as error:
+            asyncio.run(engine.render_chat([{"role": "user", "content": "a"}, {"role": "user", "content": dense}]))
+        assert error.value.param == "messages[1].content"
+        assert max(sizes) <= 8192
+        short = "ab " * 5000
+        assert asyncio.run(engine.encode(short)) == engine.tokenizer.encode(short)
+
+
 def test_async_streams_that_are_left(folder: Path) -> None:
     """Aborted by another task, dropped, or of a loop that was closed: nobody hangs, nothing is kept."""
     long = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -470,7 +567,7 @@ def test_long_texts_hold_up_no_short_ones(folder: Path, monkeypatch: pytest.Monk
     real = engine.tokenizer.encode
 
     def slow(text: str, **options: Any) -> list[int]:
-        if len(text) > 1 << 20:
+        if len(text) > 1 << 16:
             assert free.wait(20)
             return [1]
         return real(text, **options)

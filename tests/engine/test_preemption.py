@@ -44,5 +44,5 @@ def test_a_preemption_changes_nothing(way: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kv_format", ["f16", "fp16", "float16"])
 def test_w8_a_half_float_pool_is_refused(kv_format: str, folder: Path) -> None:
-    with pytest.raises(OptionError, match=f"kv_format must be one of f32, bf16, not '{kv_format}'"):
+    with pytest.raises(OptionError, match=f"kv_format must be one of f32, bf16, int8, int4, not '{kv_format}'"):
         LLM(folder, kv_format=kv_format)

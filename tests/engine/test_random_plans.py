@@ -5,53 +5,56 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from toy import POISON, VOCAB, Answer, Letters, Toy, Windows, naive
+from toy import POISON, VOCAB, Answer, Letters, Toy, ToyTier, Windows, naive
 
 from headrace.cache.blocks import Blocks
+from headrace.cache.radix import PrefixCache
 from headrace.execute.plan import Plan, Row, Want
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta, Submit
-from headrace.scheduler.policy import Continuous, Policy
+from headrace.scheduler.policy import Continuous, Dynamic, Policy, Static
 from headrace.scheduler.request import Request
 from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.turns import FairShare, Turns
 
 TRIALS = 1000
 PARTS = 5
-RARE = ("shared", "stalled", "drafts", "preempted", "resumed", "windows", "abort", "error", "stop", "length")
-
-
-class Static:
-    """Batches of a fixed size that nobody joins: a stand-in, to show that the seam carries it."""
-
-    retry_s: float | None = 0.01
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.last: tuple[int, ...] = ()
-
-    def rank(self, request: Request) -> tuple[int, ...]:
-        return (request.order, request.choice)
-
-    def admits(self, waiting: Sequence[Request], running: Sequence[Request], now: float) -> int:
-        if not running:
-            self.last = waiting[: self.size][-1].rank
-        return sum(r.rank <= self.last for r in waiting)
+RARE = (
+    "reused",
+    "copied",
+    "recycled",
+    "waited",
+    "saved",
+    "loaded",
+    "evicted",
+    "salted",
+    "stalled",
+    "drafts",
+    "preempted",
+    "resumed",
+    "windows",
+    "abort",
+    "error",
+    "stop",
+    "length",
+    "overtook",
+    "batched",
+)
 
 
 class ShortestFirst:
-    """By the length of the prompt: a stand-in for priorities, where newcomers overtake."""
-
-    retry_s: float | None = None
+    """By the length of the prompt: a stand-in, where many newcomers overtake."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
         return (request.prompt, request.order, request.choice)
 
-    def admits(self, waiting: Sequence[Request], running: Sequence[Request], now: float) -> int:
-        return len(waiting)
+    def begins(self, request: Request) -> None:
+        pass
+
+    ends = begins
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,11 @@ class Config:
     rows: int
     context: int
     policy: Policy
+    turns: Turns
     eos: frozenset[int]
     drafts: float
+    reuse: bool
+    tier: bool
 
     @classmethod
     def draw(cls, rng: random.Random) -> Config:
@@ -78,21 +84,34 @@ class Config:
             budget=rng.choice((1, 2, 3, 5, 8, 16, 64)),
             rows=rng.choice((1, 2, 3, 5, 8, 32)),
             context=rng.randint(8, 60),
-            policy=rng.choice((Continuous(), Continuous(), Continuous(), Static(rng.randint(1, 4)), ShortestFirst())),
+            policy=draw_policy(rng),
+            turns=rng.choice((FairShare(), FairShare(), FairShare(), ShortestFirst())),
             eos=frozenset(rng.sample(range(VOCAB), rng.choice((0, 1, 1, 2)))),
             drafts=rng.choice((0, 0, 0.5, 0.9)),
+            reuse=rng.random() < 0.8,
+            tier=rng.random() < 0.5,
         )
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self, tier: ToyTier) -> Scheduler:
+        blocks = Blocks(self.count, self.windows, self.block, lasting=self.reuse)
         return Scheduler(
-            Blocks(self.count, self.windows, self.block),
+            blocks,
+            prefix=PrefixCache(blocks, b"", tier if self.tier and self.reuse else None),
+            reuse=self.reuse,
             budget=self.budget,
             rows=self.rows,
             context=self.context,
             eos=self.eos,
             text=Letters,
             policy=self.policy,
+            turns=self.turns,
         )
+
+
+def draw_policy(rng: random.Random) -> Policy:
+    size = rng.randint(1, 6)
+    batches = (Static(size, rng.choice((0, 0.002))), Dynamic(size, rng.choice((0, 0.002))))
+    return rng.choice((Continuous(), Continuous(), Continuous(), *batches))
 
 
 def draw_params(rng: random.Random) -> SamplingParams:
@@ -113,6 +132,15 @@ def draw_params(rng: random.Random) -> SamplingParams:
         logprobs=rng.choice((None, 0)),
         prompt_logprobs=0 if only_prompt else rng.choice((None, None, 0)),
     )
+
+
+def draw_prompt(rng: random.Random, most: int, before: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Often one that begins like an earlier one and its answer: another question, or the next turn."""
+    new = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, most - 1)))
+    if not before or rng.random() < 0.3:
+        return new
+    old = rng.choice(before)
+    return (old[: rng.randint(1, len(old))] + new)[: rng.randint(1, most - 1)]
 
 
 def drafted(
@@ -147,25 +175,51 @@ def check_plan(plan: Plan, config: Config) -> None:
     assert all(row.tokens for row in plan.rows)
 
 
+def overtaken(scheduler: Scheduler) -> bool:
+    """Does somebody run who came after one that waits and never began?"""
+    latest = max((r.order for r in scheduler.running), default=0)
+    return any(r.order < latest and not r.preemptions for r in scheduler.waiting)
+
+
+def watch(blocks: Blocks) -> list[int]:
+    """All blocks whose contents are given up from now on."""
+    forgotten: list[int] = []
+    forget = blocks.forget
+
+    def note(b: int) -> None:
+        forgotten.append(b)
+        forget(b)
+
+    blocks.forget = note
+    return forgotten
+
+
 def trial(seed: int) -> Counter[str]:
     """One random configuration to its end. How often what is worth testing happened."""
     rng = random.Random(seed)
     config = Config.draw(rng)
-    scheduler, toy = config.scheduler(), Toy(config.count, config.block, config.windows)
+    tier = ToyTier()
+    scheduler, toy = config.scheduler(tier), Toy(config.count, config.block, config.windows, tier, rng)
     most = min(config.context, scheduler.blocks.most_tokens + 1)
+    forgotten = watch(scheduler.blocks)
     seen: Counter[str] = Counter()
     arrivals: dict[int, list[Submit]] = {}
     aborts: dict[int, list[int]] = {}
     want: dict[tuple[int, int], Answer] = {}
+    known: list[tuple[int, ...]] = []
     for user in range(rng.randint(1, 10)):
-        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, most - 1)))
+        prompt = draw_prompt(rng, most, known)
         params = draw_params(rng)
-        at = rng.randint(0, 30)
-        arrivals.setdefault(at, []).append(Submit(user, prompt, params, time.monotonic()))
+        at = rng.choice((0, rng.randint(0, 30)))
+        salt, priority = rng.choice(("", "", "", "mine")), rng.choice((0, 0, 1, -2))
+        tenant = rng.choice(("", "", "a", "b"))
+        seen["salted"] += bool(salt)
+        arrivals.setdefault(at, []).append(Submit(user, prompt, params, time.monotonic(), salt, priority, tenant))
         if rng.random() < 0.15:
             aborts.setdefault(at + rng.randint(0, 20), []).append(user)
         for choice in range(params.n):
             want[user, choice] = naive(prompt, params, choice, config.windows, config.eos, most)
+            known.append(prompt + tuple(want[user, choice].tokens))
     got: dict[tuple[int, int], Answer] = {}
     step = 0
     while step <= 50 or scheduler.running or scheduler.waiting:
@@ -176,7 +230,10 @@ def trial(seed: int) -> Counter[str]:
         scheduler.check()
         if (plan := scheduler.plan()) is not None:
             check_plan(plan, config)
-            seen["shared"] += sum(row.shared > 0 for row in plan.rows)
+            seen["overtook"] += overtaken(scheduler)
+            seen["reused"] += sum(row.shared > 0 for row in plan.rows)
+            seen["copied"] += sum(bool(row.copied) for row in plan.rows)
+            seen["waited"] += any(r.id not in scheduler._rows and not r.known for r in scheduler.running)
             seen["resumed"] += sum(len(a.tokens) > a.prompt for a in plan.admitted)
             seen["stalled"] += len(scheduler.running) > len(plan.rows)
             if config.drafts:
@@ -185,20 +242,29 @@ def trial(seed: int) -> Counter[str]:
             collect(got, scheduler.commit(plan, toy.run(plan)))
         else:
             assert not scheduler.running
+            seen["batched"] += bool(scheduler.waiting)
         scheduler.check()
         step += 1
         assert step < 20000, "it does not end"
-    if (plan := scheduler.plan()) is not None:
+    while (plan := scheduler.plan()) is not None:
         assert not plan.rows
-        toy.run(plan)
+        assert scheduler.commit(plan, toy.run(plan)) == []
+        scheduler.check()
     stats = scheduler.stats()
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
     assert not toy.states, "the executor still keeps somebody"
     assert got.keys() == want.keys(), "somebody was lost"
     for key, answer in got.items():
         compare(answer, want[key], seen)
+    assert stats.prefix_hits <= stats.prefix_asked
+    assert stats.places_filled <= stats.places
     assert stats.tokens_out == sum(len(a.tokens) for a in got.values())
+    seen["recycled"] += toy.recycled
+    seen["saved"] += stats.tier_saves
+    seen["loaded"] += stats.tier_loads
+    seen["evicted"] += config.reuse * len(forgotten)
     seen["windows"] += any(config.windows)
+    assert config.reuse or (stats.blocks_idle == 0 and len(scheduler.prefix) == 0)
     seen["preempted"] += stats.preemptions
     return seen
 

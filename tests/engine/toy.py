@@ -7,6 +7,7 @@ it or is caught. `naive` computes the same without blocks, rows or steps: it is 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.cache.blocks import Blocks
-from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.execute.plan import Admission, Move, Moved, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta, Submit, Timings
 from headrace.scheduler.scheduler import Scheduler
@@ -166,19 +167,46 @@ class _State:
     tokens: list[int]
     stored: int | None = None
     foreign: int = 0
-    """Its first tokens, which lie in blocks shared with siblings."""
+    """Its first tokens, which lie in blocks that others have computed."""
     top: int = 0
 
 
-class Toy:
-    """An executor. Whatever a scheduler could get wrong is a failed assertion or another token."""
+class ToyTier:
+    """Keeps contents of blocks, or loses them."""
 
-    def __init__(self, blocks: int, block: int, windows: Windows) -> None:
+    def __init__(self) -> None:
+        self.kept: dict[bytes, dict[int, Any]] = {}
+
+    def groups(self, key: bytes) -> int:
+        return sum(1 << g for g in self.kept.get(key, ()))
+
+    def put(self, key: bytes, groups: int, parts: Sequence[Any]) -> bool:
+        raise NotImplementedError
+
+    def get(self, key: bytes) -> bytes | None:
+        raise NotImplementedError
+
+
+class Toy:
+    """An executor. Whatever a scheduler could get wrong is a failed assertion or another token.
+
+    Moves to and from `tier` take some steps; some of them fail.
+    """
+
+    def __init__(
+        self, blocks: int, block: int, windows: Windows, tier: ToyTier | None = None, rng: random.Random | None = None
+    ) -> None:
+        self.tier = tier or ToyTier()
+        self.rng = rng or random.Random(0)
+        self.moving: list[Move] = []
         self.kv: list[list[tuple[int, int, int] | None]] = [[None] * block for _ in range(blocks)]
         self.block = block
         self.windows = windows
         self.states: dict[int, _State] = {}
         self.closed = False
+        self.fresh: list[int] = []
+        self.recycled = 0
+        """Blocks that held something when they were handed out."""
 
     def run(self, plan: Plan) -> Result:
         assert not self.closed
@@ -190,23 +218,58 @@ class Toy:
         assert len({row.request for row in plan.rows}) == len(plan.rows)
         for row in plan.rows:
             self._append_blocks(self.states[row.request], row)
-        return Result(tuple(self._run_row(self.states[row.request], row) for row in plan.rows))
+        moving = {b for move in self.moving for b in move.blocks if b >= 0}
+        assert not moving & set(self.fresh), "a block is handed out while it moves"
+        self.recycled += sum(self.kv[b][0] is not None for b in self.fresh)
+        for b in self.fresh:
+            self.kv[b] = [None] * self.block
+        self.fresh.clear()
+        results = tuple(self._run_row(self.states[row.request], row) for row in plan.rows)
+        return Result(results, self._move(plan))
+
+    def _move(self, plan: Plan) -> tuple[Moved, ...]:
+        self.moving += plan.moves
+        assert self.moving or not plan.waits, "it waits for nothing"
+        count = self.rng.randint(1 if plan.waits else 0, len(self.moving))
+        over, self.moving = self.moving[:count], self.moving[count:]
+        return tuple(Moved(move.key, move.load, self._moved(move), 0.0) for move in over)
+
+    def _moved(self, move: Move) -> bool:
+        if self.rng.random() < 0.1:
+            self.tier.kept.pop(move.key, None)
+            return False
+        there = {g: b for g, b in enumerate(move.blocks) if b >= 0}
+        if not move.load:
+            self.tier.kept[move.key] = {g: list(self.kv[b]) for g, b in there.items()}
+        elif self.tier.kept.get(move.key, {}).keys() != there.keys():
+            return False
+        else:
+            for g, b in there.items():
+                self.kv[b] = list(self.tier.kept[move.key][g])
+        return True
 
     def close(self) -> None:
         self.closed = True
 
     def _append_blocks(self, state: _State, row: Row) -> None:
-        if state.stored is None:
-            state.stored = state.foreign = row.shared * self.block
-        else:
-            assert not row.shared
+        have = len(state.tables[0]) * self.block
+        if row.shared:
+            assert state.stored is None or state.stored == have, "shared blocks after one that is not full"
+            state.stored = state.foreign = have + row.shared * self.block
+        state.stored = state.stored or 0
+        if row.copied:
+            assert state.stored % self.block == 0 and 0 < row.start - state.stored < self.block
+            for source, ids in zip(row.copied, row.blocks, strict=True):
+                assert self.kv[source][row.start - state.stored - 1] is not None, "a copy of nothing"
+                self.kv[ids[row.shared]] = list(self.kv[source])
+            state.stored = row.start
         assert row.start <= state.stored, "a gap"
         assert len(row.blocks) == len(self.windows)
         for table, ids in zip(state.tables, row.blocks, strict=True):
             for i, b in enumerate(ids):
-                if i >= row.shared:
-                    assert b >= 0
-                    self.kv[b] = [None] * self.block
+                assert b >= 0 or i < row.shared
+                if i >= row.shared + bool(row.copied):
+                    self.fresh.append(b)
             table += ids
 
     def _run_row(self, state: _State, row: Row) -> RowResult:
@@ -266,12 +329,13 @@ class Rig:
         rows: int = 8,
         context: int = 200,
         eos: frozenset[int] = frozenset(),
+        reuse: bool = True,
         **more: Any,
     ) -> None:
         self.windows, self.eos = windows, eos
-        self.blocks = Blocks(count, windows, block)
+        self.blocks = Blocks(count, windows, block, lasting=reuse)
         self.scheduler = Scheduler(
-            self.blocks, budget=budget, rows=rows, context=context, eos=eos, text=Letters, **more
+            self.blocks, budget=budget, rows=rows, context=context, eos=eos, text=Letters, reuse=reuse, **more
         )
         self.most = min(context, self.blocks.most_tokens + 1)
         self.toy = Toy(count, block, windows)
@@ -280,11 +344,14 @@ class Rig:
         self.plans: list[Plan] = []
         self.users = 0
 
-    def submit(self, prompt: Sequence[int], **params: Any) -> int:
+    def submit(
+        self, prompt: Sequence[int], *, salt: str = "", priority: int = 0, tenant: str = "", **params: Any
+    ) -> int:
         """Put a request in; its id. Greedy and without end unless `params` say otherwise."""
         user, self.users = self.users, self.users + 1
         resolved = SamplingParams(**{"temperature": 0, "seed": 0} | params)
-        self.collect(self.scheduler.submit(Submit(user, tuple(prompt), resolved, time.monotonic())))
+        message = Submit(user, tuple(prompt), resolved, time.monotonic(), salt, priority, tenant)
+        self.collect(self.scheduler.submit(message))
         return user
 
     def abort(self, user: int) -> None:

@@ -62,7 +62,9 @@ class Company:
                 self._known.add(row.request)
                 self._blocks.open(row.request)
             self._blocks.trim(row.request, row.start)
-            new = self._blocks.grow(row.request, row.start + len(row.tokens))
+            had = self._blocks.length(row.request)
+            self._blocks.grow(row.request, row.start + len(row.tokens))
+            new = self._blocks.table(row.request, had)
             self._pool.clear(self._ids[[b for ids in new for b in ids]].tolist())
         counts = [len(row.tokens) for row in rows]
         positions = np.concatenate([np.arange(row.start, row.start + len(row.tokens)) for row in rows])

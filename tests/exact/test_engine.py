@@ -15,6 +15,7 @@ from tests.models.tiny import VOCAB, tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=4, prompt_logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=33, ignore_eos=True, logprobs=4)
+LONGER = SamplingParams(temperature=0.8, seed=2, max_tokens=120, ignore_eos=True, logprobs=1)
 THREE = SamplingParams(temperature=1.2, seed=-3, n=3, max_tokens=9, ignore_eos=True, logprobs=0)
 
 
@@ -52,7 +53,9 @@ def test_requests_do_not_see_each_other(name: str, tiny_path: Callable[[str], Pa
         with LLM(path, pool_bytes=1 << 24, **common, **options) as llm:
             assert answers(llm) == want, way
     with LLM(path, pool_bytes=9 * groups * block, threads=2, budget=48, **common) as llm:
-        assert answers(llm) == want, "preempted"
+        assert answers(llm) == want, "in a small pool"
+        longer = [told(llm.generate(p, LONGER)[0]) for p in prompts()[:6]]
+        assert [told(output) for output in llm.generate(prompts()[:6][::-1], LONGER)][::-1] == longer, "preempted"
         assert llm.model.stats().preemptions > 0
 
 

@@ -55,12 +55,12 @@ def test_smollm2_in_chunks(model: Model, tokens: list[int], want: dict[int, np.n
         assert got.keys() == SOME
 
 
-@pytest.mark.parametrize("rows", [2, 7, 32])
-def test_smollm2_in_company(rows: int, model: Model, tokens: list[int]) -> None:
+@pytest.mark.parametrize(("rows", "kv_format"), [(2, "bf16"), (7, "bf16"), (32, "bf16"), (7, "int8"), (32, "int4")])
+def test_smollm2_in_company(rows: int, kv_format: str, model: Model, tokens: list[int]) -> None:
     """Prompts that begin at different places of the text."""
     count = rows + 3
     prompts = [tokens[7 * n : 7 * n + 3 + n] for n in range(count)]
-    alone, company = Company(model, threads=1), Company(model, threads=2, tokens=4000)
+    alone, company = Company(model, kv_format, threads=1), Company(model, kv_format, threads=2, tokens=4000)
     ends = {n + 2 for n in range(0, count, 3)} | {0}
     each = {n: alone.alone(prompts[n], (), ends) for n in range(0, count, 3)}
     seen = 0
@@ -71,11 +71,13 @@ def test_smollm2_in_company(rows: int, model: Model, tokens: list[int]) -> None:
     assert seen >= sum(map(len, each.values()))
 
 
-@pytest.mark.parametrize("isa", native.isas()[1:])
-def test_smollm2_on_every_instruction_set(isa: str, model: Model, tokens: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("isa", "kv_format"), [*((isa, "bf16") for isa in native.isas()[1:]), (native.isas()[-1], "int4")]
+)
+def test_smollm2_on_every_instruction_set(isa: str, kv_format: str, model: Model, tokens: list[int]) -> None:
     """Two prompts, then 8 tokens each, greedily; both in one batch."""
     prompts = [tokens[:4], tokens[40:47]]
-    best, other = Company(model, threads=2), Company(model, isa=isa, threads=2)
+    best, other = Company(model, kv_format, threads=2), Company(model, kv_format, isa=isa, threads=2)
     for one in (best, other):
         one.step([Row(n, 0, prompt[:-1], ()) for n, prompt in enumerate(prompts)])
     for _ in range(8):

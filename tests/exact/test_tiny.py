@@ -21,7 +21,9 @@ from tests.models.tiny import tiny_checkpoint
 from tests.native.weights import SCALES
 
 NAMES = pytest.mark.parametrize("name", MAKERS)
-KV = pytest.mark.parametrize("kv_format", ["bf16", "f32"])
+CODES = [("k_quants", "int8"), ("k_quants", "int4"), ("bf16_windows", "int4"), ("blocks_of_32", "int8")]
+"""Heads of 64 and 32 channels, and of 16, which fill half a group."""
+MODELS = pytest.mark.parametrize(("name", "kv_format"), [*product(MAKERS, ["bf16", "f32"]), *CODES])
 WAYS = [(isa, threads, fuse) for isa in native.isas() for threads, fuse in ((1, False), (2, True), (3, True))]
 """Instruction set, threads, fusion: each is tried with every way to cut and mix."""
 
@@ -55,8 +57,7 @@ def test_the_model_is_a_model(
     assert len({line.tobytes() for line in got}) == 150
 
 
-@NAMES
-@KV
+@MODELS
 @pytest.mark.parametrize("rows", [2, 7, 32])
 def test_alone_or_in_company(name: str, kv_format: str, rows: int, tiny_model: Callable[[str], Model]) -> None:
     model, rng = tiny_model(name), np.random.default_rng(rows)
@@ -64,7 +65,7 @@ def test_alone_or_in_company(name: str, kv_format: str, rows: int, tiny_model: C
     prompts = [prompt(n, int(rng.choice([1, 3, 20, 32, 33, 64, 90]))) for n in range(count)]
     one = Company(model, kv_format, threads=1)
     want = [one.alone(tokens) for tokens in prompts]
-    for isa, threads, fuse in WAYS[rows % 3 :: 2]:
+    for isa, threads, fuse in WAYS[rows % 3 :: 2 if kv_format in ("bf16", "f32") else 4]:
         company = Company(model, kv_format, isa=isa, threads=threads, fuse=fuse, tokens=4000)
         seen = 0
         for (request, position), line in company.together(prompts, rng, rows=rows):
@@ -74,8 +75,7 @@ def test_alone_or_in_company(name: str, kv_format: str, rows: int, tiny_model: C
         assert seen >= sum(map(len, prompts))
 
 
-@NAMES
-@KV
+@MODELS
 def test_in_one_chunk_or_many(
     name: str,
     kv_format: str,
@@ -84,7 +84,8 @@ def test_in_one_chunk_or_many(
 ) -> None:
     tokens, want = longest(name), wholes(name, kv_format)
     cuts = {"1": [1] * len(tokens), "16": [16] * 40, "33": [33] * 20, "512": [512], "mixed": [7, 1, 1, 500, 3, 1, 20]}
-    for number, (isa, threads, fuse) in enumerate(WAYS if kv_format == "bf16" else WAYS[::2]):
+    ways = WAYS if kv_format == "bf16" else WAYS[::2] if kv_format == "f32" else WAYS[::3]
+    for number, (isa, threads, fuse) in enumerate(ways):
         company = Company(tiny_model(name), kv_format, isa=isa, threads=threads, fuse=fuse)
         for size in list(cuts)[number % 2 :: 2]:
             got = company.alone(tokens, cuts[size])
@@ -93,8 +94,9 @@ def test_in_one_chunk_or_many(
             assert got.keys() == want.keys()
 
 
-@pytest.mark.parametrize("name", ["k_quants", "bf16_windows"])
-@KV
+@pytest.mark.parametrize(
+    ("name", "kv_format"), [*product(["k_quants", "bf16_windows"], ["bf16", "f32"]), *CODES[:1], *CODES[2:3]]
+)
 def test_segments_of_a_long_row_apart(name: str, kv_format: str, tiny_model: Callable[[str], Model]) -> None:
     """One to three tokens that see two or three segments, by more threads than there are heads."""
     tokens, last = prompt(98, 1080), set(range(1000, 1080, 3)) | {1079}
@@ -126,8 +128,17 @@ def around(window: int) -> list[int]:
     return [*range(window - 2, window + 3), *range(2 * window - 2, 2 * window + 3)]
 
 
-@pytest.mark.parametrize(("kv_format", "tolerance"), [("f32", 1e-4), ("bf16", 2e-2)])
-@pytest.mark.parametrize("window", [48, 64], ids=["1.5 blocks", "2 blocks"])
+@pytest.mark.parametrize(
+    ("window", "kv_format", "tolerance"),
+    [
+        (48, "f32", 1e-4),
+        (64, "f32", 1e-4),
+        (48, "bf16", 2e-2),
+        (64, "bf16", 2e-2),
+        (48, "int8", 3e-2),
+        (64, "int4", 0.2),
+    ],
+)
 def test_k5_where_a_window_is_first_full(window: int, kv_format: str, tolerance: float, tmp_path: Path) -> None:
     """Every prompt in chunks of every size, then 20 tokens one by one: the bits of a single pass over everything, and
     near what transformers computes."""

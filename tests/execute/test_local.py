@@ -29,6 +29,11 @@ POISON = 15
 """From this token on a sequence's logits are not finite."""
 
 
+def numbers(pool: Pool, slot: int) -> np.ndarray:
+    """float32 [blocks, key and value, 1, BLOCK, 1], a view."""
+    return pool.slots[slot].view(np.float32).reshape(-1, 2, 1, BLOCK, 1)
+
+
 class ToyRunner:
     """Writes each token into its block of each group, reads the sequence back through the tables, and makes logits of
     its checksum. Group 0 sees everything, group 1 the last WINDOW tokens.
@@ -47,7 +52,9 @@ class ToyRunner:
             for i in range(batch.offsets[r], batch.offsets[r + 1]):
                 position = int(batch.positions[i])
                 for group, table in enumerate(batch.tables):
-                    self.pool.slots[group][table[r, position // BLOCK], :, 0, position % BLOCK, 0] = batch.tokens[i] + 1
+                    numbers(self.pool, group)[table[r, position // BLOCK], :, 0, position % BLOCK, 0] = (
+                        batch.tokens[i] + 1
+                    )
                 everything = self.read(batch.tables[0][r], 0, 0, position)
                 window = self.read(batch.tables[1][r], 1, max(0, position - WINDOW + 1), position)
                 assert everything[-len(window) :] == window
@@ -57,7 +64,7 @@ class ToyRunner:
         return hidden[batch.wanted]
 
     def read(self, table: np.ndarray, group: int, first: int, last: int) -> list[int]:
-        found = [int(self.pool.slots[group][table[p // BLOCK], 0, 0, p % BLOCK, 0]) for p in range(first, last + 1)]
+        found = [int(numbers(self.pool, group)[table[p // BLOCK], 0, 0, p % BLOCK, 0]) for p in range(first, last + 1)]
         assert 0 not in found, "a token that nobody wrote"
         assert all(table[p // BLOCK] >= 0 for p in range(first, last + 1))
         return found
@@ -79,8 +86,8 @@ class Rig:
 
     def __init__(self, blocks: int = 400) -> None:
         self.pool = Pool(PoolShape(blocks, 2, 1, 1, "f32", block=BLOCK))
-        for slot in self.pool.slots:
-            slot[:] = np.nan
+        for slot in range(2):
+            numbers(self.pool, slot)[:] = np.nan
         self.pool._used[:] = True  # as if every block had had an owner before, who left NaN behind
         self.runner = ToyRunner(self.pool)
         layout = KVLayout((KVGroup(None, (0,)), KVGroup(WINDOW, (1,))), slots=2, kv_heads=1, dim=1)
@@ -207,15 +214,15 @@ def test_new_blocks_are_zeroed_and_shared_ones_are_not() -> None:
     pool = rig.pool
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     rig.step(rig.row(1, 0, prompt, Want.NOTHING), admitted=[admission(1, prompt, 9)])
-    assert [pool.slots[0][2, 0, 0, i, 0] for i in range(BLOCK)] == [10, 0, 0, 0]
+    assert [numbers(pool, 0)[2, 0, 0, i, 0] for i in range(BLOCK)] == [10, 0, 0, 0]
     untouched = [b for b in range(400) if b not in rig.held[1]]
-    assert np.isnan(pool.slots[0][untouched]).all()
-    before = pool.slots[0][[0, 1]].copy()
+    assert np.isnan(numbers(pool, 0)[untouched]).all()
+    before = numbers(pool, 0)[[0, 1]].copy()
     blocks = ((0, 1, 20), (3, 4, 21))
     row = Row(2, 8, (9,), blocks, Want.TOKEN, 0, shared=2)
     (result,) = rig.step(row, admitted=[admission(2, prompt, 9)])
-    assert (pool.slots[0][[0, 1]] == before).all()
-    assert [pool.slots[1][21, 1, 0, i, 0] for i in range(BLOCK)] == [10, 0, 0, 0]
+    assert (numbers(pool, 0)[[0, 1]] == before).all()
+    assert [numbers(pool, 1)[21, 1, 0, i, 0] for i in range(BLOCK)] == [10, 0, 0, 0]
     alone = Rig()
     assert alone.step(alone.row(1, 0, prompt), admitted=[admission(1, prompt, 9)]) == (result,)
 
@@ -225,10 +232,88 @@ def test_blocks_outside_the_window_are_never_touched() -> None:
     prompt = list(range(1, 14))
     rig.step(rig.row(1, 0, prompt[:12], Want.NOTHING), admitted=[admission(1, prompt, 13)])
     row = Row(2, 12, (13,), ((0, 1, 2, 30), (-1, 4, 5, 31)), Want.TOKEN, 0, shared=3)
-    last = rig.pool.slots[1][-1].copy()
+    last = numbers(rig.pool, 1)[-1].copy()
     rig.step(row, admitted=[admission(2, prompt, 13)])
     assert rig.runner.batches[-1].tables[1].tolist() == [[-1, 4, 5, 31]]
-    np.testing.assert_array_equal(rig.pool.slots[1][-1], last)
+    np.testing.assert_array_equal(numbers(rig.pool, 1)[-1], last)
+
+
+def test_a_copied_block_begins_as_its_source_does() -> None:
+    """The second prompt agrees in six tokens: one block is shared, two tokens of the next are copied in both groups."""
+    rig = Rig()
+    pool = rig.pool
+    prompt, other = [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 9, 9]
+    rig.step(rig.row(1, 0, prompt, Want.NOTHING), admitted=[admission(1, prompt, 9)])
+    before = [slot[[0, 1, 3, 4]].copy() for slot in pool.slots]
+    row = Row(2, 6, (9, 9), ((0, 20), (3, 21)), Want.TOKEN, 0, shared=1, copied=(1, 4))
+    (result,) = rig.step(row, admitted=[admission(2, other, 8)])
+    for slot, old in zip(pool.slots, before, strict=True):
+        assert (slot[[0, 1, 3, 4]] == old).all()
+    assert [[numbers(pool, g)[b, v, 0, i, 0] for i in range(BLOCK)] for g, b in ((0, 20), (1, 21)) for v in (0, 1)] == [
+        [6, 7, 10, 10]
+    ] * 4
+    alone = Rig()
+    assert alone.step(alone.row(1, 0, other), admitted=[admission(1, other, 8)]) == (result,)
+
+
+def test_a_copy_may_need_more_new_blocks_which_are_zeroed() -> None:
+    rig = Rig()
+    prompt, other = [1, 2, 3, 4], [1, 2, 3, 5, 6, 7]
+    rig.step(rig.row(1, 0, prompt, Want.NOTHING), admitted=[admission(1, prompt, 4)])
+    row = Row(2, 3, (5, 6, 7), ((20, 22), (21, 23)), Want.TOKEN, 0, copied=(0, 1))
+    (result,) = rig.step(row, admitted=[admission(2, other, 6)])
+    assert [numbers(rig.pool, 0)[22, 0, 0, i, 0] for i in range(BLOCK)] == [7, 8, 0, 0]
+    alone = Rig()
+    assert alone.step(alone.row(1, 0, other), admitted=[admission(1, other, 6)]) == (result,)
+
+
+def test_copies_are_made_in_order_and_before_anything_is_zeroed() -> None:
+    """A source may be another's new block in the same plan: to copy into, or to begin with zeros; its row may even come
+    first where it is zeroed."""
+    rig = Rig()
+    for request, first in ((1, 1), (2, 5)):
+        prompt = list(range(first, first + 4))
+        rig.step(rig.row(request, 0, prompt, Want.NOTHING), admitted=[admission(request, prompt, 4)])
+    assert (rig.held[1], rig.held[2]) == ([0, 1], [2, 3])
+    news = {3: [1, 2, 9], 4: [5, 6, 9], 5: [7, 7]}
+    rows = (
+        Row(5, 0, (7, 7), ((2,), (3,)), Want.TOKEN),  # takes what the third copies from
+        Row(3, 2, (9,), ((20,), (21,)), Want.TOKEN, copied=(0, 1)),
+        Row(4, 2, (9,), ((0,), (1,)), Want.TOKEN, copied=(2, 3)),  # into what the second copied from
+    )
+    results = rig.executor.run(Plan(rows, tuple(admission(r, ids, len(ids)) for r, ids in news.items()), (1, 2))).rows
+    for row, result in zip(rows, results, strict=True):
+        alone, ids = Rig(), news[row.request]
+        assert alone.step(alone.row(1, 0, ids), admitted=[admission(1, ids, len(ids))]) == (result,)
+
+
+def test_later_rows_bring_shared_and_copied_blocks_too() -> None:
+    """One that has computed a block itself takes over the next, and the beginning of the one after it."""
+    rig = Rig()
+    prompt, other = list(range(1, 13)), [*range(1, 11), 1, 1]
+    rig.step(rig.row(1, 0, prompt, Want.NOTHING), admitted=[admission(1, prompt, 12)])
+    assert rig.held[1] == [0, 1, 2, 3, 4, 5]
+    rig.step(rig.row(2, 0, other[:4], Want.NOTHING), admitted=[admission(2, other, 12)])
+    row = Row(2, 10, (1, 1), ((1, 20), (4, 21)), Want.TOKEN, 0, shared=1, copied=(2, 5))
+    (result,) = rig.step(row)
+    own = rig.held[2]
+    assert [t.tolist() for t in rig.runner.batches[-1].tables] == [[[own[0], 1, 20]], [[-1, 4, 21]]]
+    alone = Rig()
+    assert alone.step(alone.row(1, 0, other), admitted=[admission(1, other, 12)]) == (result,)
+    (after,) = rig.step(Row(2, 12, result.tokens, ((22,), (23,)), Want.TOKEN))
+    (plain,) = alone.step(alone.row(1, 12, result.tokens))
+    assert after == plain
+
+
+@pytest.mark.parametrize("blocks", [((), ()), ((20,), (21,))])
+@pytest.mark.parametrize("copied", [(0, 1), (0,)])
+def test_a_copy_without_a_new_block_is_refused(blocks: tuple[tuple[int, ...], ...], copied: tuple[int, ...]) -> None:
+    rig = Rig()
+    rig.step(rig.row(1, 0, [1, 2], Want.NOTHING), admitted=[admission(1, range(1, 9), 8)])
+    shared = len(blocks[0]) if len(copied) == 2 else 0
+    row = Row(1, 2, (3,), blocks, Want.TOKEN, shared=shared, copied=copied)
+    with pytest.raises(ValueError, match="request 1: a row must bring a new block in every KV group"):
+        rig.step(row)
 
 
 class BlankRunner:
@@ -249,10 +334,10 @@ def test_a_new_block_may_be_outside_the_window_at_once() -> None:
     layout = KVLayout((KVGroup(None, (0,)), KVGroup(WINDOW, (1,))), slots=1, kv_heads=1, dim=1)
     executor = LocalExecutor(BlankRunner(), pool, layout, VOCAB)
     pool.clear(range(8))
-    pool.slots[0][:] = 5
+    numbers(pool, 0)[:] = 5
     row = Row(1, 0, (1,) * 14, ((0, 1, 2, 3), (-1, -1, 4, 5)), Want.TOKEN)
     assert executor.run(Plan((row,), (admission(1, [1] * 14, 14),))).rows == (RowResult((0,)),)
-    assert [bool(pool.slots[0][b].any()) for b in range(8)] == [False] * 6 + [True] * 2
+    assert [bool(numbers(pool, 0)[b].any()) for b in range(8)] == [False] * 6 + [True] * 2
 
 
 def test_tables_do_not_grow_with_the_number_of_requests_ever_served() -> None:
@@ -452,11 +537,11 @@ def test_an_error_is_one_row_s_alone() -> None:
 def test_blocks_of_a_broken_request_are_clean_for_the_next() -> None:
     rig = Rig()
     rig.step(rig.row(1, 0, [POISON] * 9), admitted=[admission(1, [POISON] * 9, 9)])
-    rig.pool.slots[0][rig.held[1]] = np.nan
+    numbers(rig.pool, 0)[rig.held[1]] = np.nan
     rig.release(1)
     row = rig.row(2, 0, [4])
     rig.executor.run(Plan((row,), (admission(2, [4], 1),), (1,)))
-    assert not np.isnan(rig.pool.slots[0][row.blocks[0][0]]).any()
+    assert not np.isnan(numbers(rig.pool, 0)[row.blocks[0][0]]).any()
 
 
 def test_an_error_behind_a_rejected_draft_is_no_error() -> None:

@@ -5,22 +5,36 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.cache.pool import KV_DTYPES, Pool, PoolShape
+from headrace import config
+from headrace.cache.pool import Pool, PoolShape
+from headrace.formats.kv import KV_FORMATS
+
+KV = pytest.mark.parametrize("kv_format", KV_FORMATS)
 
 
-@pytest.mark.parametrize("kv_format", KV_DTYPES)
+def test_formats_are_those_of_the_option() -> None:
+    assert tuple(KV_FORMATS) == config.KV_FORMATS
+    assert all(name == form.name for name, form in KV_FORMATS.items())
+
+
+LINES = {"f32": 40 * 8, "bf16": 40 * 4, "int8": 2 * (34 + 34), "int4": 2 * (34 + 18)}
+"""Bytes of a head of 40 channels, key and value: two groups where there are scales."""
+
+
+@KV
 def test_shape_and_size(kv_format: str) -> None:
-    shape = PoolShape(blocks=5, slots=3, kv_heads=2, dim=8, kv_format=kv_format, block=4)
+    shape = PoolShape(blocks=5, slots=3, kv_heads=2, dim=40, kv_format=kv_format, block=4)
     pool = Pool(shape)
-    assert [s.shape for s in pool.slots] == [(5, 2, 2, 4, 8)] * 3
-    assert all(s.dtype == KV_DTYPES[kv_format] and s.flags.c_contiguous and not s.any() for s in pool.slots)
+    assert [s.shape for s in pool.slots] == [(5, 2 * 4 * LINES[kv_format])] * 3
+    assert shape.block_bytes == 3 * 2 * 4 * LINES[kv_format]
+    assert all(s.dtype == np.uint8 and s.flags.c_contiguous and not s.any() for s in pool.slots)
     assert pool.nbytes == sum(s.nbytes for s in pool.slots) == 5 * shape.block_bytes
     pool.slots[1][2] = 1
     assert not pool.slots[0].any()
     assert not pool.slots[2].any()
 
 
-@pytest.mark.parametrize("kv_format", KV_DTYPES)
+@KV
 def test_clearing_takes_what_an_earlier_owner_left(kv_format: str) -> None:
     pool = Pool(PoolShape(4, 2, 1, 2, kv_format, block=2))
     for _ in range(3):
@@ -28,10 +42,29 @@ def test_clearing_takes_what_an_earlier_owner_left(kv_format: str) -> None:
         assert not any(s[[0, 2]].any() for s in pool.slots)
         pool.clear([])
         for slot in pool.slots:
-            slot[:] = np.nan
+            slot[:] = 0xFF  # NaN, as a number or as a scale
     pool.clear([0])
     assert not any(s[0].any() for s in pool.slots)
-    assert all(np.isnan(s[1:].astype(np.float32)).all() for s in pool.slots)
+    assert all((s[1:] == 0xFF).all() for s in pool.slots)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_a_copy_is_all_of_a_block(kv_format: str) -> None:
+    pool = Pool(PoolShape(4, 2, 1, 2, kv_format, block=2))
+    for i, slot in enumerate(pool.slots):
+        slot[1] = np.arange(slot.shape[1]) % 200 + i
+    pool.copy(1, 3)
+    for i, slot in enumerate(pool.slots):
+        assert (slot[3] == np.arange(slot.shape[1]) % 200 + i).all()
+        assert not slot[[0, 2]].any()
+    pool.clear([3])
+    assert not any(slot[3].any() for slot in pool.slots), "it is not new any more"
+
+
+@pytest.mark.parametrize(("source", "target"), [(-1, 0), (0, -1), (4, 0), (0, 4)])
+def test_copies_outside_the_pool_are_refused(source: int, target: int) -> None:
+    with pytest.raises(IndexError, match="from 0 to 3"):
+        Pool(PoolShape(4, 1, 1, 1, "f32")).copy(source, target)
 
 
 @pytest.mark.parametrize("blocks", [[-1], [4], [0, 4], [1, -2]])

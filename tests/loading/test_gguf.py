@@ -526,6 +526,31 @@ def test_tensors_that_lie_on_each_other(tmp_path: Path) -> None:
     refuse(write(tmp_path / "m.gguf", file.put("b: offset", 0)), "lie on each other")
 
 
+def test_bytes_that_belong_to_no_tensor(tmp_path: Path) -> None:
+    """As a smaller type of the same blocks, or a smaller shape, leaves them: the numbers would be others."""
+    four = TYPES["Q4_0"][0]
+    shape, bytes_of = (8, 64), tensor_bytes((8, 64), "Q8_0")
+    file = build([], [("a", shape, "Q8_0", bytes_of), ("b", shape, "Q8_0", bytes_of)])
+    path = tmp_path / "m.gguf"
+    refuse(write(path, file.put("a: type", four)), "tensor 'a' ends at byte .* but tensor 'b' begins at .* padding")
+    refuse(write(path, file.put("b: type", four)), "tensor 'b' ends at byte .* but the file ends at .* padding")
+    refuse(write(path, file.put("a: axis 1", 7)), "tensor 'a' ends at byte .* but tensor 'b' begins at")
+    one = build([], [("a", shape, "Q8_0", bytes_of)])
+    moved = bytes(one.put("a: offset", 32).data) + bytes(32)
+    refuse(write(path, moved), "padding end at byte .* but tensor 'a' begins at")
+    GGUF(write(path, one))
+    padded = bytes(one.data) + bytes(-len(one.data) % 32)
+    GGUF(write(path, padded))
+    refuse(write(path, padded + b"x"), "tensor 'a' ends at byte .* but the file ends at")
+
+
+@pytest.mark.parametrize("alignment", [8, 32, 4096])
+def test_padding_is_no_gap(tmp_path: Path, alignment: int) -> None:
+    pairs: Metadata = [("general.alignment", "u32", alignment)]
+    odd = [(name, (3, 32), "Q4_0", tensor_bytes((3, 32), "Q4_0")) for name in "abc"]
+    assert len(GGUF(write(tmp_path / "m.gguf", build(pairs, odd, alignment=alignment))).tensors) == 3
+
+
 @pytest.mark.parametrize("missing", [1, 17, 36])
 def test_the_last_tensor_is_cut(tmp_path: Path, good: Built, missing: int) -> None:
     path = write(tmp_path / "m.gguf", bytes(good.data[:-missing]))
@@ -560,6 +585,7 @@ TENSOR = b"blk.7.attn_q.weight"
         (TENSOR, 4, struct.pack("<Q", 0), "has a dimension of 0"),
         (TENSOR, 12, struct.pack("<Q", 1 << 40), "ends at byte"),
         (TENSOR, 20, struct.pack("<I", 16), "IQ2_XXS"),
+        (TENSOR, 20, struct.pack("<I", 2), "'blk.7.attn_q.weight' ends at byte .* but tensor 'blk.7"),
         (TENSOR, 24, struct.pack("<Q", 1 << 63), "ends at byte"),
         (b"tokenizer.ggml.tokens", 4, struct.pack("<I", 4), None),
         (b"tokenizer.ggml.tokens", 8, struct.pack("<Q", 1 << 40), "'tokenizer.ggml.tokens', an array of 1,099,511"),

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -507,6 +508,31 @@ def test_a_folder_that_cannot_be_written_is_a_warning(
     assert not Start(model, folder).hit
     assert "are not kept" in caplog.text
     assert entries(folder) == []
+
+
+def test_a_thread_that_cannot_be_had_is_a_warning(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ends: list[Any] = []
+    monkeypatch.setattr(weight_cache.atexit, "register", ends.append)
+    monkeypatch.setattr(weight_cache.atexit, "unregister", lambda end: ends.remove(end))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        assert len(Start(model, folder).bits)
+    assert "are not kept: can't start new thread" in caplog.text
+    assert not ends, "nobody is waited for at the end"
+    Start(model, folder)
+    monkeypatch.setattr(weight_file, "HUGE", 1)
+    monkeypatch.setattr(weight_file, "_HUGE_ENOUGH", 2)
+    monkeypatch.setattr(weight_file, "grants_huge_memory", lambda: True)
+    with monkeypatch.context() as patch:  # those that would copy what is kept
+        patch.setattr(threading.Thread, "start", none_left)
+        assert not Start(model, folder).hit
+    assert "are not used: can't start new thread" in caplog.text
+    assert Start(model, folder).hit
 
 
 def test_a_filesystem_without_locks_keeps_nothing(

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from headrace.cache.pool import Pool, PoolShape
+from headrace.config import KV_FORMATS
 from headrace.program.backend import Batch
 from headrace.program.decoder import write_program
 from headrace.program.torch_backend import TorchBackend
@@ -29,7 +30,7 @@ def test_w8_planted_outliers_stay_finite(dtype: str, tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     model = Model.open(folder)
     assert {w.name for w in model.weights.values()} == {"F16" if dtype == "float16" else "BF16"}
-    for kv_format in ("f32", "bf16"):
+    for kv_format in KV_FORMATS:
         assert np.isfinite(model.logits(PROMPT, kv_format=kv_format)).all()
     theirs = transformers_logits(folder, PROMPT)
     assert np.abs(theirs).max() > 1e5, "the outlier must reach the logits"
@@ -37,9 +38,11 @@ def test_w8_planted_outliers_stay_finite(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["poison first", "poison last"])
-@pytest.mark.parametrize("lengths", [(40, 40), (40, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "kv_format"), [((40, 40), "f32"), ((40, 1), "f32"), ((1, 1), "f32"), ((40, 40), "int4")], ids=str
+)
 def test_w8_a_row_that_is_not_finite_leaves_the_others_alone(
-    order: list[int], lengths: tuple[int, int], tmp_path: Path
+    order: list[int], lengths: tuple[int, int], kv_format: str, tmp_path: Path
 ) -> None:
     """Token 0's embedding is NaN: the row that has it comes out as NaN, its neighbour as if it were alone."""
     folder = tiny_checkpoint(tmp_path, "llama")
@@ -50,7 +53,7 @@ def test_w8_a_row_that_is_not_finite_leaves_the_others_alone(
     model = Model.open(folder)
     program = write_program(model.spec, model.weights, 512)
     kv = program.kv
-    pool = Pool(PoolShape(8, kv.slots, kv.kv_heads, kv.dim, "f32"))
+    pool = Pool(PoolShape(8, kv.slots, kv.kv_heads, kv.dim, kv_format))
     runner = TorchBackend().load(program, model.weights, pool, 1)
     poison = [1] * (lengths[0] - 1) + [0]
     healthy = [5 + i for i in range(lengths[1])]

@@ -9,7 +9,8 @@ import numpy as np
 from headrace import native
 from headrace.formats import FORMATS
 from headrace.formats.format import Format
-from headrace.ops.op import Case
+from headrace.formats.kv import KV_FORMATS
+from headrace.ops.op import Case, KVCase
 
 
 @cache
@@ -63,39 +64,49 @@ class OneOp:
         flat.run(tokens, positions, offsets, tables, np.zeros(0, np.int32), externals)
 
 
-def to_native_pool(pool: np.ndarray) -> np.ndarray:
-    """[blocks, 2, kv_heads, 32, dim] in the order of csrc/kernels.h, as bytes uint8 [n]."""
-    blocks, _, heads, block, dim = pool.shape
-    out = np.empty((blocks, 2, heads, block * dim), pool.dtype)
-    pair = 1 if pool.dtype == np.float32 else 2
-    keys = pool[:, 0].reshape(blocks, heads, block, dim // pair, pair)
-    out[:, 0] = keys.transpose(0, 1, 3, 2, 4).reshape(blocks, heads, -1)
-    values = pool[:, 1].reshape(blocks, heads, block // pair, pair, dim)
-    out[:, 1] = values.transpose(0, 1, 2, 4, 3).reshape(blocks, heads, -1)
-    return out.reshape(-1).view(np.uint8)
+def _heads(lines: np.ndarray, bits: int, dim: int, *, keys: bool) -> np.ndarray:
+    """Lines uint8 [n, 32, line] as heads in the order of csrc/kernels.h, uint8 [n, bytes]."""
+    n, lines = len(lines), np.ascontiguousarray(lines)
+    if bits > 8:
+        numbers = lines.view(np.float32 if bits == 32 else np.uint16)
+        return _paired(numbers, keys=keys, pair=1 if bits == 32 else 2).view(np.uint8).reshape(n, -1)
+    groups = -(-dim // 32)
+    codes, scales = lines[..., : -2 * groups], np.ascontiguousarray(lines[..., -2 * groups :]).view(np.uint16)
+    behind = np.ascontiguousarray(scales.transpose(0, 2, 1)).view(np.uint8).reshape(n, -1)
+    if bits == 8:
+        front = _paired(codes, keys=keys, pair=1)
+    else:  # a byte of the line has channels 2i and 2i + 1, one of the kernels i and 16 + i of a group
+        assert not keys
+        single = np.stack((codes & 15, codes >> 4), -1).reshape(n, 32, groups, 2, 16)
+        front = single[..., 0, :] | single[..., 1, :] << 4
+    return np.concatenate((front.reshape(n, -1), behind), 1)
 
 
-def from_native_pool(data: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """The inverse, of the shape and dtype of `like`."""
-    blocks, _, heads, block, dim = like.shape
-    flat = data.view(like.dtype).reshape(blocks, 2, heads, block * dim)
-    out = np.empty_like(like)
-    pair = 1 if like.dtype == np.float32 else 2
-    keys = flat[:, 0].reshape(blocks, heads, dim // pair, block, pair)
-    out[:, 0] = keys.transpose(0, 1, 3, 2, 4).reshape(blocks, heads, block, dim)
-    values = flat[:, 1].reshape(blocks, heads, block // pair, dim, pair)
-    out[:, 1] = values.transpose(0, 1, 2, 4, 3).reshape(blocks, heads, block, dim)
-    return out
+def _paired(numbers: np.ndarray, *, keys: bool, pair: int) -> np.ndarray:
+    n, block, dim = numbers.shape
+    if keys:
+        return np.ascontiguousarray(numbers.reshape(n, block, dim // pair, pair).transpose(0, 2, 1, 3))
+    return np.ascontiguousarray(numbers.reshape(n, block // pair, pair, dim).transpose(0, 1, 3, 2))
+
+
+def to_native_pool(kv: KVCase) -> np.ndarray:
+    """A case's pool in the order of csrc/kernels.h, as bytes uint8 [n]."""
+    blocks, form, parts, at = len(kv.pool), KV_FORMATS[kv.kv_format], [], 0
+    sizes = ((form.key_bits, form.key_line(kv.dim)), (form.value_bits, form.value_line(kv.dim)))
+    for which, (bits, line) in enumerate(sizes):
+        lines = kv.pool[:, at : at + kv.kv_heads * 32 * line].reshape(-1, 32, line)
+        parts.append(_heads(lines, bits, kv.dim, keys=which == 0).reshape(blocks, -1))
+        at += kv.kv_heads * 32 * line
+    return np.concatenate(parts, 1).reshape(-1)
 
 
 def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
-    """The output of a case, or the pool afterwards."""
+    """The output of a case, or the pool afterwards, as bytes in the kernels' order."""
     one = OneOp(isa, threads=threads, case=case)
     memory = None
     if case.kv is not None:
-        memory = to_native_pool(case.kv.pool)
-        _, _, heads, _, dim = case.kv.pool.shape
-        one.pool = native.Pool([memory], len(case.kv.pool), heads, dim, case.kv.pool.dtype != np.float32)
+        memory = to_native_pool(case.kv)
+        one.pool = native.Pool([memory], len(case.kv.pool), case.kv.kv_heads, case.kv.dim, case.kv.kv_format)
         one.windows = [case.kv.window or 0]
     inputs, attrs, weights = case.inputs, case.attrs, case.weights
     lines = inputs[0] if inputs[0].ndim == 2 else None
@@ -124,7 +135,7 @@ def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
         x, at = one.slot(inputs[0].copy()), one.slot(out)
         flat = one.program()
         assert case.kv is not None
-        heads = inputs[0].shape[1] // case.kv.pool.shape[-1]
+        heads = inputs[0].shape[1] // case.kv.dim
         flat.attend(x, at, heads, attrs["scale"], attrs["softcap"] or 0.0, 0, 0)
     else:
         assert lines is not None
@@ -150,8 +161,7 @@ def call(kind: str, case: Case, isa: str, threads: int = 2) -> np.ndarray:
         one.run(flat, positions=positions)
     if kind == "store":
         assert memory is not None
-        assert case.kv is not None
-        return from_native_pool(memory, case.kv.pool)
+        return memory
     return out
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from headrace.formats.bits import halves, planes
 from headrace.formats.format import Format
 from headrace.formats.iq4 import VALUES
+from headrace.ops.op import KVCase
 
 Array = np.ndarray
 Number = np.ndarray | np.floating[Any]
@@ -445,16 +445,107 @@ def _wide_linear(x: Array, weight: Format) -> Array:
 # ---- keys and values
 
 
-def store(pool: Array, keys: Array, values: Array, blocks: Array, places: Array) -> None:
-    """pool [blocks, 2, kv_heads, 32, dim], float32 or bfloat16, is written."""
-    _, _, heads, _, dim = pool.shape
-    for which, x in enumerate((keys, values)):
-        lines = x.reshape(-1, heads, dim)
-        if pool.dtype == ml_dtypes.bfloat16:
-            upper = (to_bf16(lines).view(np.uint32) >> 16).astype(np.uint16)
-            pool[blocks, which, :, places] = upper.view(ml_dtypes.bfloat16)
-        else:
-            pool[blocks, which, :, places] = lines
+BITS = {"f32": (32, 32), "bf16": (16, 16), "int8": (8, 8), "int4": (8, 4)}
+"""Of keys and of values, by format; from 8 down numbers are codes with scales."""
+
+
+def spread(x: Array) -> Array:
+    """[..., dim] times the Hadamard matrix over the root of `dim`; unchanged where `dim` is no power of two."""
+    dim = x.shape[-1]
+    if dim & (dim - 1):
+        return x
+    parts = x.reshape(*x.shape[:-1], -1, LANES)
+    out = np.zeros_like(parts)
+    for i in range(LANES):
+        minus = np.array([(i & j).bit_count() % 2 for j in range(LANES)], bool)
+        out = add(out, np.where(minus, -parts[..., i, None], parts[..., i, None]))
+    step, flat = LANES, out.reshape(-1, dim)
+    while step < dim:
+        pairs = flat.reshape(-1, dim // step // 2, 2, step)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        flat = np.stack((add(first, second), sub(first, second)), 2).reshape(-1, dim)
+        step *= 2
+    return mul(flat, F(1) / np.sqrt(F(dim))).reshape(x.shape)
+
+
+def to_codes(x: Array, largest: int) -> tuple[Array, Array]:
+    """Codes [..., groups, 32] and scales [..., groups], which are bfloat16 numbers; filled up with zeros."""
+    filled = np.zeros((*x.shape[:-1], -(-x.shape[-1] // GROUP) * GROUP), F)
+    filled[..., : x.shape[-1]] = x
+    groups = filled.reshape(*x.shape[:-1], -1, GROUP)
+    amax = np.abs(groups).max(-1)  # NaN where one is NaN
+    finite = np.isfinite(amax)
+    live = finite & (amax >= 2.0**-100)
+    scale = np.where(live, to_bf16(div(np.where(live, amax, F(1)), F(largest))), F(0))
+    factor = div(F(1), np.where(live, scale, F(1)))
+    codes = np.rint(mul(np.where(live[..., None], groups, F(0)), factor[..., None])).astype(np.int8)
+    assert np.abs(codes).max(initial=0) <= largest
+    return codes, np.where(finite, scale, F(np.nan))
+
+
+def lines_of(x: Array, bits: int) -> Array:
+    """[..., dim] as the reference's lines, uint8 [..., line] (headrace/formats/kv.py)."""
+    if bits == 32:
+        return np.ascontiguousarray(x).view(np.uint8)
+    if bits == 16:
+        return (to_bf16(x).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    codes, scale = to_codes(x, (1 << bits - 1) - 1)
+    codes = codes.reshape(*x.shape[:-1], -1)
+    if bits == 4:
+        codes = codes[..., ::2] & 15 | codes[..., 1::2] << 4
+    halves = (np.ascontiguousarray(scale).view(np.uint32) >> 16).astype(np.uint16)
+    return np.concatenate((codes.view(np.uint8), halves.view(np.uint8)), -1)
+
+
+def of_lines(lines: Array, bits: int, dim: int) -> tuple[Array, Array | None]:
+    """Numbers or codes [..., dim] and scales [..., groups], where there are some; both float32."""
+    lines = np.ascontiguousarray(lines)
+    if bits == 32:
+        return lines.view(F), None
+    if bits == 16:
+        return (lines.view(np.uint16).astype(np.uint32) << 16).view(F), None
+    groups = -(-dim // GROUP)
+    codes = np.ascontiguousarray(lines[..., : -2 * groups]).view(np.int8)
+    if bits == 4:
+        codes = np.stack((codes << 4 >> 4, codes >> 4), -1).reshape(*codes.shape[:-1], -1)
+    scale = np.ascontiguousarray(lines[..., -2 * groups :]).view(np.uint16).astype(np.uint32) << 16
+    return codes[..., :dim].astype(F), scale.view(F)
+
+
+def parts_of(pool: Array, kv_format: str, kv_heads: int, dim: int) -> list[Array]:
+    """Lines of keys and of values, views [blocks, kv_heads, 32, line] of uint8 [blocks, bytes]."""
+    out, at = [], 0
+    for bits in BITS[kv_format]:
+        line = lines_of(np.zeros(dim, F), bits).size
+        size = kv_heads * BLOCK * line
+        out.append(pool[:, at : at + size].reshape(-1, kv_heads, BLOCK, line))
+        assert out[-1].base is not None
+        at += size
+    return out
+
+
+def pool_of(numbers: Array, kv_format: str) -> Array:
+    """A pool uint8 [blocks, bytes] of float32 [blocks, 2, kv_heads, 32, dim], which are not spread."""
+    blocks = len(numbers)
+    parts = [lines_of(numbers[:, which], bits).reshape(blocks, -1) for which, bits in enumerate(BITS[kv_format])]
+    return np.concatenate(parts, 1)
+
+
+def nan_block(kv: KVCase) -> Array:
+    """The bytes of a block whose numbers are all NaN."""
+    return pool_of(np.full((1, 2, kv.kv_heads, BLOCK, kv.dim), np.nan, F), kv.kv_format)[0]
+
+
+def spread_in(kv_format: str, x: Array) -> Array:
+    return spread(x) if BITS[kv_format][0] <= 8 else x
+
+
+def store(pool: Array, keys: Array, values: Array, blocks: Array, places: Array, kv_format: str, dim: int) -> None:
+    """pool uint8 [blocks, bytes] is written."""
+    both = [spread_in(kv_format, x.reshape(len(x), -1, dim)) for x in (keys, values)]
+    parts = parts_of(pool, kv_format, both[0].shape[1], dim)
+    for part, x, bits in zip(parts, both, BITS[kv_format], strict=True):
+        part[blocks, :, places] = lines_of(x, bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -484,28 +575,41 @@ def attend(
     table: Array,
     positions: Array,
     *,
+    kv_format: str,
+    kv_heads: int,
+    dim: int,
     scale: float,
     softcap: float | None,
     window: int | None,
 ) -> Array:
     """One row: queries [n, heads × dim] at consecutive positions, `table` the row's blocks by position / 32."""
-    _, _, kv_heads, _, dim = pool.shape
+    key_lines, value_lines = parts_of(pool, kv_format, kv_heads, dim)
     n, heads = len(queries), queries.shape[1] // dim
     group = heads // kv_heads
     q = queries.reshape(n, kv_heads, group, dim)
     out = np.empty_like(q)
     for head in range(kv_heads):
-        lines = q[:, head].reshape(n * group, dim)
-        if pool.dtype == ml_dtypes.bfloat16:
+        lines = spread_in(kv_format, q[:, head].reshape(n * group, dim))
+        if kv_format != "f32":
             lines = to_bf16(lines)
         at = np.repeat(positions, group)
-        out[:, head] = _attend_lines(lines, at, pool[:, :, head], table, scale, softcap, window).reshape(n, group, dim)
+        heads_of = (key_lines[:, head], value_lines[:, head])
+        mixed = _attend_lines(lines, at, heads_of, table, kv_format, scale, softcap, window)
+        out[:, head] = spread_in(kv_format, mixed).reshape(n, group, dim)
     return out.reshape(queries.shape)
 
 
 def _attend_lines(
-    q: Array, at: Array, pool: Array, table: Array, scale: float, cap: float | None, window: int | None
+    q: Array,
+    at: Array,
+    head: tuple[Array, Array],
+    table: Array,
+    kv_format: str,
+    scale: float,
+    cap: float | None,
+    window: int | None,
 ) -> Array:
+    """`head`: lines of keys and of values [blocks, 32, line]."""
     lines, dim = q.shape
     before, now = Sums.nothing(lines, dim), Sums.nothing(lines, dim)
     first = 0 if window is None else max(0, int(at[0]) - window + 1)
@@ -516,18 +620,30 @@ def _attend_lines(
         seen = place <= at[:, None]
         if window is not None:
             seen &= place > at[:, None] - window
-        keys, values = pool[table[number]]
-        now = _block(q, keys, values, seen, now, scale, cap)
+        keys, values = (
+            of_lines(lines[table[number]], bits, dim) for lines, bits in zip(head, BITS[kv_format], strict=True)
+        )
+        now = _block(q, keys, values, kv_format == "bf16", seen, now, scale, cap)
     total = _merge(before, now)
     return div(total.acc, total.l[:, None])
 
 
-def _block(q: Array, keys: Array, values: Array, seen: Array, now: Sums, scale: float, cap: float | None) -> Sums:
-    """The sums with one more block; the same ones for a line that sees nothing of it."""
+Scaled = tuple[Array, Array | None]
+"""Numbers [32, dim]; or codes and scales [32, groups]."""
+
+
+def _block(
+    q: Array, keys: Scaled, values: Scaled, rounds: bool, seen: Array, now: Sums, scale: float, cap: float | None
+) -> Sums:
+    """The sums with one more block; the same ones for a line that sees nothing of it. `rounds`: p to bfloat16."""
+    dim, (k, key_scale), (v, value_scale) = q.shape[1], keys, values
     score = np.zeros(seen.shape, F)
-    k = keys.astype(F)
-    for step in range(0, q.shape[1], GROUP):
-        score = _pairs(score, q[:, None, step : step + GROUP], k[None, :, step : step + GROUP])
+    for step in range(0, dim, GROUP):
+        pair = q[:, None, step : step + GROUP], k[None, :, step : step + GROUP]
+        if key_scale is None:
+            score = _pairs(score, *pair)
+        else:
+            score = fma(_pairs(np.zeros_like(score), *pair), key_scale[None, :, step // GROUP], score)
     score = mul(score, F(scale))
     if cap:
         score = softcap(score, cap)
@@ -535,13 +651,23 @@ def _block(q: Array, keys: Array, values: Array, seen: Array, now: Sums, scale: 
     here = score.max(1)
     m = np.where(here > now.m, here, now.m)
     p = exp(sub(score, m[:, None]))
-    if keys.dtype == ml_dtypes.bfloat16:
+    if rounds:
         p = to_bf16(p)
     p = np.where(seen, p, F(0))
     sums = lane_sum(add(p[:, :LANES], p[:, LANES:]))
     factor = exp(sub(now.m, m))
     moved = Sums(m, mul(now.l, factor), mul(now.acc, factor[:, None])).chosen(m != now.m, now)
-    acc = _pairs(moved.acc, p[:, None], values.astype(F).T[None])
+    if value_scale is None:
+        acc = _pairs(moved.acc, p[:, None], v.T[None])
+    else:
+        shares = [to_bf16(mul(p, of_group)) for of_group in value_scale.T]
+        acc = np.concatenate(
+            [
+                _pairs(moved.acc[:, d : d + GROUP], shares[d // GROUP][:, None], v.T[None, d : d + GROUP])
+                for d in range(0, dim, GROUP)
+            ],
+            1,
+        )
     return Sums(moved.m, add(moved.l, sums), acc).chosen(seen.any(1), now)
 
 

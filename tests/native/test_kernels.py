@@ -21,19 +21,21 @@ import pytest
 
 from headrace import native
 from headrace.formats import FORMATS
+from headrace.formats.kv import KV_FORMATS
 from headrace.loading.gguf import GGUF
 from headrace.ops.op import Case, KVCase, Op
 from headrace.ops.registry import OPS
 from tests.native import emulated
-from tests.native.calling import call, converted, embed, linear, packed, stored, workers
+from tests.native.calling import call, converted, embed, linear, packed, stored, to_native_pool, workers
 from tests.native.weights import SCALES, random_weight
 from tests.ops.definitions import DEFINITIONS
 from tests.ops.test_ops import MUTATIONS
 
 ISAS = pytest.mark.parametrize("isa", native.isas())
+KV = pytest.mark.parametrize("kv_format", KV_FORMATS)
 KINDS = [kind for kind in OPS if kind != "select"]  # which is a copy, and covered by whole models
-BF16_ATTENTION = 6e-3
-"""Tolerance where the pool is bfloat16: queries and probabilities are rounded to its 8 digits too."""
+BF16_ATTENTION = 2e-3
+"""Tolerance where the pool is not float32, the queries being rounded: probabilities are rounded to bfloat16 too."""
 
 
 def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
@@ -55,17 +57,32 @@ def seeded(*of: object) -> np.random.Generator:
 
 @cache
 def cases(kind: str) -> list[tuple[Case, np.ndarray]]:
-    """With what is exact."""
-    return [(case, DEFINITIONS[kind](case)) for case in OPS[kind].cases(np.random.default_rng(11))]
+    """With what is exact, of queries as they are rounded."""
+    return [(case, DEFINITIONS[kind](rounded(kind, case))) for case in OPS[kind].cases(np.random.default_rng(11))]
+
+
+def rounded(kind: str, case: Case) -> Case:
+    """Queries are rounded to bfloat16 as the pool's format has them, spread or not."""
+    if kind != "attend" or case.kv is None or case.kv.kv_format == "f32":
+        return case
+    queries, kv = case.inputs[0], case.kv
+    heads = emulated.spread_in(kv.kv_format, queries.reshape(len(queries), -1, kv.dim))
+    heads = emulated.spread_in(kv.kv_format, emulated.to_bf16(heads))
+    return replace(case, inputs=(heads.reshape(queries.shape),))
 
 
 def agrees(op: Op, case: Case, exact: np.ndarray, got: np.ndarray) -> bool:
     if not op.signature.output:
-        return same_bits(got, exact)
-    rounds = op.signature.kind == "attend" and case.kv is not None and case.kv.pool.dtype != np.float32
+        return same_bits(got, in_native_order(case, exact))
+    rounds = op.signature.kind == "attend" and case.kv is not None and case.kv.kv_format != "f32"
     assert got.dtype == np.float32 and got.shape == exact.shape
     tolerance = BF16_ATTENTION if rounds else op.tolerance
     return bool((np.abs(got - exact) <= tolerance * np.abs(exact).max(initial=0.0)).all())
+
+
+def in_native_order(case: Case, pool: np.ndarray) -> np.ndarray:
+    assert case.kv is not None
+    return to_native_pool(replace(case.kv, pool=pool))
 
 
 @ISAS
@@ -125,8 +142,8 @@ def _emulated_store(case: Case, kv: KVCase) -> np.ndarray:
     owner = np.repeat(np.arange(len(counts)), counts)
     blocks = kv.table[owner, kv.positions // 32]
     keys, values = case.inputs
-    emulated.store(pool, keys, values, blocks, kv.positions % 32)
-    return pool
+    emulated.store(pool, keys, values, blocks, kv.positions % 32, kv.kv_format, kv.dim)
+    return in_native_order(case, pool)
 
 
 def _emulated_attend(case: Case, kv: KVCase) -> np.ndarray:
@@ -138,6 +155,9 @@ def _emulated_attend(case: Case, kv: KVCase) -> np.ndarray:
             kv.pool,
             table,
             kv.positions[own],
+            kv_format=kv.kv_format,
+            kv_heads=kv.kv_heads,
+            dim=kv.dim,
             scale=case.attrs["scale"],
             softcap=case.attrs["softcap"],
             window=kv.window,
@@ -196,15 +216,22 @@ def random_cases(kind: str) -> Iterator[Case]:
 
 
 def kv_case(
-    rng: np.random.Generator, rows: list[tuple[int, int]], bf16: bool, window: int | None = None, dim: int | None = None
+    rng: np.random.Generator,
+    rows: list[tuple[int, int]],
+    kv_format: str,
+    window: int | None = None,
+    dim: int | None = None,
 ) -> KVCase:
     """Rows (position, tokens) over a pool that is random everywhere, so also behind a row's last token."""
     kv_heads, dim = int(rng.choice([1, 3])), dim or int(rng.choice([16, 48, 64]))
     lengths = np.array([start + count for start, count in rows], np.int32)
     most = int(lengths.max() - 1) // 32 + 1
-    pool = rng.standard_normal((len(rows) * most, 2, kv_heads, 32, dim), np.float32)
+    numbers = rng.standard_normal((len(rows) * most, 2, kv_heads, 32, dim), np.float32)
     return KVCase(
-        pool=pool.astype(ml_dtypes.bfloat16) if bf16 else pool,
+        pool=emulated.pool_of(numbers, kv_format),
+        kv_format=kv_format,
+        kv_heads=kv_heads,
+        dim=dim,
         positions=np.concatenate([np.arange(s, s + n) for s, n in rows]).astype(np.int32),
         offsets=np.cumsum([0, *(n for _, n in rows)]).astype(np.int32),
         lengths=lengths,
@@ -213,23 +240,36 @@ def kv_case(
     )
 
 
+def edge_cases(rng: np.random.Generator) -> Iterator[Case]:
+    """Heads of numbers at the edges, alone among ordinary ones and among their like, in formats that have scales."""
+    for kv_format, dim in (("int8", 64), ("int8", 48), ("int4", 128), ("int4", 80)):
+        kv = replace(kv_case(rng, [(0, 3 * len(edges()))], kv_format, dim=dim), kv_heads=2)
+        kv = replace(kv, pool=emulated.pool_of(np.zeros((len(kv.pool), 2, 2, 32, dim), np.float32), kv_format))
+        x = rng.standard_normal((3, len(edges()), 2 * dim)).astype(np.float32)
+        x[0, :, 5], x[1, :, dim:] = edges(), edges()[:, None]
+        x[2] *= np.float32(2.0) ** rng.integers(-110, -90, (len(edges()), 1))  # around what counts as zero
+        yield Case(f"{kv_format} of {dim}, edges", (x.reshape(-1, 2 * dim), x[::-1].reshape(-1, 2 * dim)), kv=kv)
+
+
 def kv_cases(kind: str, rng: np.random.Generator) -> Iterator[Case]:
-    for bf16 in (False, True):
+    if kind == "store":
+        yield from edge_cases(rng)
+    for kv_format in KV_FORMATS:
         for rows, window in [
             ([(0, 3), (45, 1), (30, 5)], None),
             ([(500, 30), (1100, 1), (511, 1), (512, 1), (1023, 3)], None),
             ([(500, 30), (1100, 1), (700, 9)], 512),
             ([(1020, 17), (33, 1)], 33),
         ]:
-            kv = kv_case(rng, rows, bf16, window)
-            kv_heads, dim = kv.pool.shape[2], kv.pool.shape[4]
+            kv = kv_case(rng, rows, kv_format, window)
+            kv_heads, dim = kv.kv_heads, kv.dim
             heads = kv_heads if kind == "store" else kv_heads * int(rng.choice([1, 2, 3]))
             x = [2 * rng.standard_normal((len(kv.positions), heads * dim), np.float32) for _ in range(2)]
-            name = f"{'bf16' if bf16 else 'f32'}, {rows}, window {window}"
+            name = f"{kv_format}, {rows}, window {window}"
             if kind == "store":
                 yield Case(name, (x[0], x[1]), kv=kv)
             else:
-                softcap = 3.0 if bf16 == (window is None) else None
+                softcap = 3.0 if (kv_format == "f32") == (window is not None) else None
                 yield Case(f"{name}, cap {softcap}", (x[0],), attrs={"scale": 0.21, "softcap": softcap}, kv=kv)
 
 
@@ -437,7 +477,10 @@ def alone(case: Case, row: int, own: slice) -> Case:
     return replace(case, inputs=inputs, kv=kv)
 
 
-@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("kv_format", "dim"),
+    [*(("bf16", dim) for dim in (32, 64, 96, 128, 256)), ("int8", 32), ("int8", 96), ("int4", 64), ("int4", 256)],
+)
 @pytest.mark.parametrize(
     ("group", "rows", "window", "softcap"),
     [
@@ -448,12 +491,12 @@ def alone(case: Case, row: int, own: slice) -> Case:
     ],
 )
 def test_attention_in_tiles(
-    dim: int, group: int, rows: list[tuple[int, int]], window: int | None, softcap: float | None
+    kv_format: str, dim: int, group: int, rows: list[tuple[int, int]], window: int | None, softcap: float | None
 ) -> None:
     """Query lines around a tile of 16, some of which see nothing of a block: at borders of blocks and windows."""
     rng = seeded("tiles", dim, group)
-    kv = kv_case(rng, rows, bf16=True, window=window, dim=dim)
-    x = rng.standard_normal((len(kv.positions), group * kv.pool.shape[2] * dim), np.float32)
+    kv = kv_case(rng, rows, kv_format, window, dim)
+    x = rng.standard_normal((len(kv.positions), group * kv.kv_heads * dim), np.float32)
     case = Case("", (x,), attrs={"scale": 0.21, "softcap": softcap}, kv=kv)
     want = emulation("attend", case)
     for isa in native.isas():
@@ -462,26 +505,36 @@ def test_attention_in_tiles(
 
 
 @ISAS
-def test_not_finite_stays_in_its_block_of_attention(isa: str) -> None:
+@pytest.mark.parametrize("kv_format", ["bf16", "int8", "int4"])
+def test_not_finite_stays_in_its_block_of_attention(kv_format: str, isa: str) -> None:
     """Lines of one tile that do not see a block of NaN are as if it were not there."""
     rng = seeded("blocks")
-    kv = kv_case(rng, [(28, 8)], bf16=True, dim=64)
-    x = rng.standard_normal((8, 2 * kv.pool.shape[2] * 64), np.float32)
+    kv = kv_case(rng, [(28, 8)], kv_format, dim=64)
+    x = rng.standard_normal((8, 2 * kv.kv_heads * 64), np.float32)
     case = Case("", (x,), attrs={"scale": 0.3, "softcap": None}, kv=kv)
     whole, pool = call("attend", case, isa), kv.pool.copy()
-    pool[kv.table[0, 1]] = np.nan
+    pool[kv.table[0, 1]] = emulated.nan_block(kv)
     poisoned = call("attend", replace(case, kv=replace(kv, pool=pool)), isa)
     assert same_bits(poisoned[:4], whole[:4])
     assert np.isnan(poisoned[4:]).all()
 
 
 @ISAS
-@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
-def test_attention_in_chunks(bf16: bool, isa: str) -> None:
+@KV
+def test_zeroed_memory_is_zeros(kv_format: str, isa: str) -> None:
+    kv = kv_case(seeded("zeros"), [(40, 5)], kv_format)
+    x = seeded("zeros").standard_normal((5, 2 * kv.kv_heads * kv.dim), np.float32)
+    case = Case("", (x,), attrs={"scale": 0.3, "softcap": None}, kv=replace(kv, pool=np.zeros_like(kv.pool)))
+    assert not call("attend", case, isa).any()
+
+
+@ISAS
+@KV
+def test_attention_in_chunks(kv_format: str, isa: str) -> None:
     """A row of 600 tokens at once, or cut anywhere, its tokens at any number of threads."""
-    rng = seeded("chunks", bf16)
-    kv = kv_case(rng, [(0, 600)], bf16)
-    kv_heads, dim = kv.pool.shape[2], kv.pool.shape[4]
+    rng = seeded("chunks", kv_format)
+    kv = kv_case(rng, [(0, 600)], kv_format)
+    kv_heads, dim = kv.kv_heads, kv.dim
     queries = rng.standard_normal((600, 2 * kv_heads * dim), np.float32)
     case = Case("whole", (queries,), attrs={"scale": 0.3, "softcap": None}, kv=kv)
     whole = call("attend", case, isa, threads=1)
@@ -522,16 +575,16 @@ def test_not_finite_stays_in_its_row(value: float, name: str, isa: str) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("bf16", [False, True], ids=["f32", "bf16"])
-def test_not_finite_stays_in_its_row_of_attention(bf16: bool, isa: str) -> None:
-    rng = seeded("attention", bf16)
-    kv = kv_case(rng, [(40, 3), (500, 30), (7, 1)], bf16)
-    kv_heads, dim = kv.pool.shape[2], kv.pool.shape[4]
+@KV
+def test_not_finite_stays_in_its_row_of_attention(kv_format: str, isa: str) -> None:
+    rng = seeded("attention", kv_format)
+    kv = kv_case(rng, [(40, 3), (500, 30), (7, 1)], kv_format)
+    kv_heads, dim = kv.kv_heads, kv.dim
     queries = rng.standard_normal((34, 2 * kv_heads * dim), np.float32)
     case = Case("", (queries,), attrs={"scale": 0.3, "softcap": None}, kv=kv)
     whole = call("attend", case, isa)
     pool = kv.pool.copy()
-    pool[kv.table[0]] = np.nan
+    pool[kv.table[0]] = emulated.nan_block(kv)
     poisoned = call("attend", replace(case, kv=replace(kv, pool=pool)), isa)
     assert np.isnan(poisoned[:3]).all()
     assert same_bits(poisoned[3:], whole[3:])
@@ -668,7 +721,7 @@ def test_bad_programs_are_refused() -> None:
 
 def test_rows_of_another_count_are_refused() -> None:
     memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
-    pool = native.Pool([memory], 3, 2, 16, False)
+    pool = native.Pool([memory], 3, 2, 16, "f32")
     slots = [(wanted, 128) for wanted in (False, False, True, True)]
     flat = native.Program("portable", native.Threads(1), slots, pool, [0], 10)
     table, one = filled(outputs=10), np.ones(1, np.float32)
@@ -698,12 +751,12 @@ def test_bad_pools_are_refused() -> None:
     memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
     for dim in (8, 24, 272):
         with pytest.raises(ValueError, match="multiple of 16 channels, at most 256"):
-            native.Pool([memory], 3, 2, dim, False)
+            native.Pool([memory], 3, 2, dim, "f32")
     with pytest.raises(ValueError, match="groups are of a pool"):
         native.Program("portable", native.Threads(1), [(False, 256)] * 2, None, [0], 10)
     with pytest.raises(ValueError, match="not of that shape"):
-        native.Pool([memory[1:]], 3, 2, 16, False)
-    pool = native.Pool([memory], 3, 2, 16, False)
+        native.Pool([memory[1:]], 3, 2, 16, "f32")
+    pool = native.Pool([memory], 3, 2, 16, "f32")
     flat = native.Program("portable", native.Threads(1), [(False, 256)] * 2, pool, [0], 10)
     flat.region(False)
     with pytest.raises(ValueError, match="no such slot in the pool"):
@@ -717,7 +770,7 @@ def test_bad_pools_are_refused() -> None:
 def test_bad_batches_are_refused() -> None:
     """Whatever is used as an index is judged before; a good batch runs afterwards."""
     memory = np.zeros(2 * 3 * 2 * 32 * 16 * 4, np.uint8)
-    pool = native.Pool([memory], 3, 2, 16, False)
+    pool = native.Pool([memory], 3, 2, 16, "f32")
     flat = native.Program("portable", native.Threads(1), [(False, 64), (True, 64)], pool, [0], 10)
     table = filled(outputs=10)
     flat.region(False)

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from headrace.ops.attention import KVIndex
+from headrace.ops.kv import Stored
 from headrace.ops.op import Case, Implementation, KVCase, Op
 
 
-def pool_tensor(pool: np.ndarray) -> torch.Tensor:
-    if pool.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(pool.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(pool)
-
-
 def index_of(kv: KVCase, heads: int) -> KVIndex:
-    _, _, kv_heads, block, dim = kv.pool.shape
     return KVIndex.of(
         kv.positions,
         kv.offsets,
@@ -27,9 +20,9 @@ def index_of(kv: KVCase, heads: int) -> KVIndex:
         kv.table,
         window=kv.window,
         heads=heads,
-        kv_heads=kv_heads,
-        block=block,
-        dim=dim,
+        kv_heads=kv.kv_heads,
+        block=32,
+        dim=kv.dim,
     )
 
 
@@ -40,8 +33,11 @@ def call(op: Op, implementation: Implementation, case: Case) -> np.ndarray:
     pool = None
     if case.kv is not None:
         pool = case.kv.pool.copy()
-        heads = case.inputs[0].shape[1] // pool.shape[-1]
-        extra = {"index": index_of(case.kv, heads), "pool": pool_tensor(pool)}
+        heads = case.inputs[0].shape[1] // case.kv.dim
+        extra = {
+            "index": index_of(case.kv, heads),
+            "pool": Stored(torch.from_numpy(pool), case.kv.kv_format, case.kv.kv_heads, case.kv.dim),
+        }
     output = implementation(*arguments, **case.attrs, **extra)
     if not op.signature.output:
         assert output is None

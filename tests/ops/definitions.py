@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.ops.op import Case
+from headrace.ops.op import Case, KVCase
+from tests.native import emulated
 
 
 def _embed(case: Case) -> np.ndarray:
@@ -70,40 +71,58 @@ def _softcap(case: Case) -> np.ndarray:
 
 
 def _store(case: Case) -> np.ndarray:
-    """The whole pool after the call, in its own format."""
+    """The whole pool after the call, in its own format, which says every bit."""
     kv = case.kv
     assert kv is not None
     pool = kv.pool.copy()
-    _, _, heads, block, dim = pool.shape
+    parts = emulated.parts_of(pool, kv.kv_format, kv.kv_heads, kv.dim)
     for row in range(len(kv.lengths)):
         for token in range(kv.offsets[row], kv.offsets[row + 1]):
-            number, place = divmod(int(kv.positions[token]), block)
-            for which, values in enumerate(case.inputs):
-                pool[kv.table[row, number], which, :, place] = values[token].reshape(heads, dim).astype(pool.dtype)
+            number, place = divmod(int(kv.positions[token]), 32)
+            for part, numbers, bits in zip(parts, case.inputs, emulated.BITS[kv.kv_format], strict=True):
+                heads = emulated.spread_in(kv.kv_format, numbers[token].reshape(kv.kv_heads, kv.dim))
+                part[kv.table[row, number], :, place] = emulated.lines_of(heads, bits)
     return pool
+
+
+def _numbers(kv: KVCase) -> list[np.ndarray]:
+    """float64 [blocks, kv_heads, 32, dim] of keys and of values: what the pool holds, no longer spread."""
+    out = []
+    parts = emulated.parts_of(kv.pool, kv.kv_format, kv.kv_heads, kv.dim)
+    for part, bits in zip(parts, emulated.BITS[kv.kv_format], strict=True):
+        codes, scales = emulated.of_lines(part, bits, kv.dim)
+        numbers = codes.astype(np.float64)
+        if scales is not None:
+            numbers *= np.repeat(scales, 32, -1)[..., : kv.dim]
+            if kv.dim & (kv.dim - 1) == 0:
+                odd = [[(a & b).bit_count() % 2 for a in range(kv.dim)] for b in range(kv.dim)]
+                numbers = numbers @ ((1 - 2 * np.array(odd)) / math.sqrt(kv.dim))
+        out.append(numbers)
+    return out
 
 
 def _attend(case: Case) -> np.ndarray:
     kv = case.kv
     assert kv is not None
     queries = case.inputs[0].astype(np.float64)
-    _, _, kv_heads, block, dim = kv.pool.shape
+    dim, block = kv.dim, 32
+    keys, values = _numbers(kv)
     heads = queries.shape[1] // dim
     out = np.empty_like(queries)
     for row in range(len(kv.lengths)):
         for token in range(kv.offsets[row], kv.offsets[row + 1]):
             at = int(kv.positions[token])
             seen = range(0 if kv.window is None else max(0, at - kv.window + 1), at + 1)
-            cells = [kv.pool[kv.table[row, p // block], :, :, p % block].astype(np.float64) for p in seen]
+            cells = [(kv.table[row, p // block], p % block) for p in seen]
             for head in range(heads):
-                of = head // (heads // kv_heads)
+                of = head // (heads // kv.kv_heads)
                 q = queries[token, head * dim : (head + 1) * dim]
-                scores = np.array([case.attrs["scale"] * (cell[0, of] @ q) for cell in cells])
+                scores = np.array([case.attrs["scale"] * (keys[b, of, p] @ q) for b, p in cells])
                 if cap := case.attrs["softcap"]:
                     scores = cap * np.tanh(scores / cap)
                 chances = np.exp(scores - scores.max())
                 chances /= chances.sum()
-                mixed = sum(chance * cell[1, of] for chance, cell in zip(chances, cells, strict=True))
+                mixed = sum(chance * values[b, of, p] for chance, (b, p) in zip(chances, cells, strict=True))
                 out[token, head * dim : (head + 1) * dim] = mixed
     return out
 

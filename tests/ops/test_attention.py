@@ -10,6 +10,7 @@ import pytest
 from headrace.ops import attention
 from headrace.ops.attention import ATTEND, STORE
 from headrace.ops.op import Case
+from tests.native.emulated import nan_block
 from tests.ops.calling import call, index_of
 
 CASES = [pytest.param(case, id=case.name) for case in ATTEND.cases(np.random.default_rng(3))]
@@ -23,7 +24,7 @@ def test_tiles_of_any_size_give_the_same(case: Case, workspace: int, monkeypatch
     before = len(index_of(case.kv, 4).tiles)
     monkeypatch.setattr(attention, "WORKSPACE", workspace)
     assert workspace > 1 or len(index_of(case.kv, 4).tiles) > before
-    np.testing.assert_allclose(call(ATTEND, ATTEND.reference, case), whole, atol=2e-6)
+    np.testing.assert_allclose(call(ATTEND, ATTEND.reference, case), whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -43,7 +44,7 @@ def test_rows_alone_give_the_same(case: Case) -> None:
                 table=kv.table[row : row + 1],
             ),
         )
-        np.testing.assert_allclose(call(ATTEND, ATTEND.reference, alone), whole[own], atol=2e-6)
+        np.testing.assert_allclose(call(ATTEND, ATTEND.reference, alone), whole[own], atol=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -51,7 +52,8 @@ def test_a_row_that_is_not_finite_touches_no_other(case: Case) -> None:
     whole, kv = call(ATTEND, ATTEND.reference, case), case.kv
     assert kv is not None
     row, pool, queries = 0, kv.pool.copy(), case.inputs[0].copy()
-    pool[[b for b in kv.table[row] if b >= 0]] = np.nan
+    blocks = [b for b in kv.table[row] if b >= 0]
+    pool[blocks] = nan_block(kv)
     queries[kv.offsets[row] : kv.offsets[row + 1]] = np.inf
     poisoned = call(ATTEND, ATTEND.reference, replace(case, inputs=(queries,), kv=replace(kv, pool=pool)))
     assert np.isnan(poisoned[: kv.offsets[1]]).all()

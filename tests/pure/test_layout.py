@@ -16,7 +16,7 @@ SRC = ROOT / "src" / "headrace"
 LINES = """
 __main__ cli serve measure
 engine
-scheduler speculate constrain cache.blocks
+scheduler speculate constrain cache.radix cache.tiers cache.plan cache.blocks
 execute
 loading quantize
 program cache.pool

@@ -15,11 +15,14 @@ def streams_a_chat(client: OpenAI, model: str) -> str:
     """Streamed equals whole; roles, ids, finish reasons and usage as the reference says."""
     how = {"model": model, "messages": TALK, "max_tokens": 16, "temperature": 0}
     whole = client.chat.completions.create(**how)
+    assert whole.usage is not None
     chunks = list(client.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
     *parts, last = chunks
     assert last.choices == []
     assert last.usage is not None
-    assert last.usage == whole.usage
+    assert last.usage.prompt_tokens_details is not None
+    assert last.usage.prompt_tokens_details.cached_tokens in (0, last.usage.prompt_tokens - 1), "asked a moment ago"
+    assert last.usage.model_copy(update={"prompt_tokens_details": whole.usage.prompt_tokens_details}) == whole.usage
     assert all(part.usage is None for part in parts)
     assert parts[0].choices[0].delta.role == "assistant"
     text = "".join(part.choices[0].delta.content or "" for part in parts)

@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.engine.admission import Limits, admit
 from headrace.engine.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, OverloadedError, RequestError
 from headrace.params import SamplingParams
 from headrace.tokenize.messages import conversation
 
@@ -47,7 +47,9 @@ class FakeTokenizer:
     def is_special(self, token: int) -> bool:
         return token in CONTROL
 
-    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool = True, param: str = "prompt"
+    ) -> list[int]:
         raw = text.encode()
         known = [i for i in range(256, self.vocab_size) if parse_special or i not in CONTROL]
         known.sort(key=lambda i: -len(self._pieces[i]))
@@ -146,6 +148,9 @@ class FakeLLM:
         self.script: Callable[[Sequence[int], int], Script]
         self.says("hello world, MONDAY")
         self.dead: str | None = None
+        self.full: OverloadedError | None = None
+        self.asked_room: list[tuple[int, int]] = []
+        self.tenants: list[str] = []
         self.tokenizer.add_bos = self._add_bos
         self.aborts = 0
         self.aborted_at = 0.0
@@ -172,9 +177,15 @@ class FakeLLM:
         none = SimpleNamespace(temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=None)
         return admit(prompt, params, limits=Limits(CONTEXT, VOCAB, 10_000), defaults=none, param=param)
 
-    def start(self, prompt: Sequence[int], resolved: SamplingParams) -> FakeStream:
+    def ensure_room(self, requests: int, tokens: int) -> None:
+        self.asked_room.append((requests, tokens))
+        if self.full is not None:
+            raise self.full
+
+    def start(self, prompt: Sequence[int], resolved: SamplingParams, *, tenant: str = "") -> FakeStream:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
+        self.tenants.append(tenant)
         self.submitted.append((list(prompt), resolved))
         assert resolved.seed is not None
         wants = resolved.prompt_logprobs is not None

@@ -65,3 +65,14 @@ def error_of(response: httpx.Response, status: int, param: str | None = None) ->
     assert error["message"]
     assert param is None or error["param"] == param, error
     return error["message"]
+
+
+def usage(prompt: int, completion: int, cached: int = 0) -> dict[str, Any]:
+    """What an answer reports."""
+    details = {"cached_tokens": cached}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": details,
+    }

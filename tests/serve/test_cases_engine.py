@@ -31,7 +31,7 @@ def serving(fake: FakeLLM) -> Iterator[tuple[Api, engine_llm.AsyncLLM]]:
         return kept[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llm, "load", lambda model, *, deliver, progress=None: loaded(fake, deliver))
+        patch.setattr(engine_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
         with LiveServer(load) as live:
             api = Api(live.wait_ready(), fake)
             yield api, kept[0]

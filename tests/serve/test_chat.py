@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.serve.fake_llm import BOS, EOS, TURN, Script
-from tests.serve.http_api import Api, error_of
+from tests.serve.http_api import Api, error_of, usage
 
 
 def test_answer_has_every_field(api: Api) -> None:
@@ -27,7 +27,7 @@ def test_answer_has_every_field(api: Api) -> None:
         }
     ]
     prompt = len(api.llm.submitted[0][0])
-    assert answer["usage"] == {"prompt_tokens": prompt, "completion_tokens": 6, "total_tokens": prompt + 6}
+    assert answer["usage"] == usage(prompt, 6)
 
 
 def test_stream_is_the_answer_in_pieces(api: Api) -> None:
@@ -71,7 +71,7 @@ def test_s2_usage_in_streams(api: Api, endpoint: str, options: dict[str, Any], w
     assert all(event["usage"] is None and event["choices"] for event in chunks)
     assert last["choices"] == []
     prompt = len(api.llm.submitted[0][0])
-    assert last["usage"] == {"prompt_tokens": prompt, "completion_tokens": 3 * n, "total_tokens": prompt + 3 * n}
+    assert last["usage"] == usage(prompt, 3 * n)
 
 
 def test_stream_options_need_a_stream(api: Api) -> None:

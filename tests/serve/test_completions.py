@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.serve.fake_llm import BOS, EOS, PIECES, TURN, Script
-from tests.serve.http_api import Api, error_of
+from tests.serve.http_api import Api, error_of, usage
 
 PROMPTS = ["\n2. A farm with 15", "中文 hello 😀👩‍👩‍👧 world", "a<|turn|>b<|end|>", "x" * 40, "é"]
 
@@ -27,7 +27,7 @@ def test_answer_has_every_field(api: Api) -> None:
             "seed": 3,
         }
     ]
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    assert answer["usage"] == usage(2, 6)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_echo_without_logprobs(api: Api) -> None:
     choice = api.complete(prompt="hello<|turn|>", echo=True, max_tokens=0).json()
     assert choice["choices"][0]["text"] == "hello<|turn|>"
     assert choice["choices"][0]["logprobs"] is None
-    assert choice["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+    assert choice["usage"] == usage(2, 0)
     events = api.complete_events(prompt="hello", echo=True, max_tokens=1)
     assert [event["choices"][0]["text"] for event in events] == ["hellohello"]
     error_of(api.complete(max_tokens=0), 400, "max_tokens")

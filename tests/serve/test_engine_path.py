@@ -14,8 +14,9 @@ from headrace.cache.blocks import Blocks
 from headrace.engine import llm as engine_llm
 from headrace.engine.admission import Limits
 from headrace.engine.build import Loaded
+from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
-from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.execute.plan import Admission, Executor, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.scheduler.scheduler import Scheduler
 from headrace.tokenize.stream import TextStream
 from tests.serve.fake_llm import CONTEXT, EOS, VOCAB, FakeLLM, FakeTokenizer
@@ -61,14 +62,16 @@ class Scripted:
         return TokenLogprob(token, entry.logprob, entry.rank or 1, tuple(pairs[:top]))
 
 
-def loaded(fake: FakeLLM, deliver: Any) -> Loaded:
+def loaded(
+    fake: FakeLLM, deliver: Any, *, executor: Executor | None = None, gate: Gate | None = None, rows: int = 3
+) -> Loaded:
     """What `engine.build.load` gives, around the script. Small blocks, budget and pool: much is cut and preempted."""
     tokenizer = fake.tokenizer
     blocks = Blocks(40, [None])
     scheduler = Scheduler(
         blocks,
         budget=7,
-        rows=3,
+        rows=rows,
         context=CONTEXT,
         eos=frozenset({EOS}),
         text=lambda params: TextStream(
@@ -86,7 +89,8 @@ def loaded(fake: FakeLLM, deliver: Any) -> Loaded:
         limits=Limits(CONTEXT, VOCAB, blocks.most_tokens),
         threads=SimpleNamespace(count=1),
     )
-    return Loaded(plan, Engine(Scripted(fake), scheduler, deliver=deliver))
+    engine = Engine(executor or Scripted(fake), scheduler, deliver=deliver)
+    return Loaded(plan, engine, gate or Gate(1000, 100_000))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +98,7 @@ def pair() -> Iterator[tuple[Api, Api]]:
     """The same server over the fake and over the engine, both saying what one fake is told to say."""
     fake = FakeLLM()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llm, "load", lambda model, *, deliver, progress=None: loaded(fake, deliver))
+        patch.setattr(engine_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
         with LiveServer(lambda: fake) as one, LiveServer(lambda: engine_llm.AsyncLLM("scripted")) as other:
             yield Api(one.wait_ready(), fake), Api(other.wait_ready(), fake)
 
@@ -113,7 +117,10 @@ PROMPTS = ["hi", "\n2. A farm with 15", "中文 😀", ["a", "bcdefghijkl"], [5,
 
 
 def plain(answer: dict[str, Any]) -> dict[str, Any]:
-    return {key: answer.get(key) for key in ("choices", "usage", "error", "object", "model")}
+    """Without what depends on who asked before: the prompt's cached tokens."""
+    told = {key: answer.get(key) for key in ("choices", "usage", "error", "object", "model")}
+    (told["usage"] or {}).pop("prompt_tokens_details", None)
+    return told
 
 
 def merged(events: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:

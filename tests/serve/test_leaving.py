@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -21,7 +24,9 @@ import httpx
 import pytest
 
 from headrace.errors import EngineDeadError, OptionError
+from headrace.serve import connection
 from headrace.serve.app import create_app, listening, run
+from headrace.serve.connection import Connection
 from headrace.serve.problems import Problem
 from headrace.serve.service import Service
 from tests.serve.fake_llm import FakeLLM, Script
@@ -61,6 +66,130 @@ def test_leaving_aborts_within_a_step(api: Api, path: str, stream: bool, several
     assert api.llm.tokens_made == made, "nothing is computed for nobody"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("behind", [1, 5])
+@pytest.mark.parametrize("reset", [False, True])
+def test_leaving_with_requests_waiting_behind(api: Api, stream: bool, behind: int, reset: bool) -> None:
+    """Pipelined: uvicorn by itself tells only the last one that the client has left."""
+    endless(api.llm)
+    raw = json.dumps({"prompt": "a", "stream": stream, "max_tokens": 400}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.live.port), 5) as sock:
+        sock.sendall((head.encode() + raw) * (1 + behind))
+        until(lambda: api.llm.tokens_made > 8)
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        left = time.monotonic()
+    until(lambda: api.llm.aborts == 1)
+    assert api.llm.aborted_at - left < 0.25
+    time.sleep(0.05)
+    assert len(api.llm.submitted) == 1, "nobody waits for the others"
+
+
+def test_requests_behind_each_other_are_answered_in_order(api: Api) -> None:
+    count = 3 * connection.AHEAD
+    raws = [json.dumps({"prompt": "a", "max_tokens": 1 + n % 3}).encode() for n in range(count)]
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: "
+    with socket.create_connection(("127.0.0.1", api.live.port), 10) as sock:
+        sock.sendall(b"".join(f"{head}{len(raw)}\r\n\r\n".encode() + raw for raw in raws))
+        got = b""
+        while got.count(b'"completion_tokens":') < count:
+            more = sock.recv(100_000)
+            assert more, "the server went away"
+            got += more
+    told = [int(part.split(b",")[0].rstrip(b"}")) for part in got.split(b'"completion_tokens":')[1:]]
+    assert told == [1 + n % 3 for n in range(count)]
+
+
+def test_nothing_is_logged_for_clients_that_leave_many_streams(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    endless(api.llm, 0.0)
+    raw = json.dumps({"prompt": "a", "stream": True, "max_tokens": 400, "n": 20}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", api.live.port), 5) as sock:
+            sock.sendall((head.encode() + raw) * 2)
+            sock.recv(100)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: all(stream.aborted for stream in api.llm.streams))
+    assert not caplog.records
+
+
+HEADS = {
+    "one header": (b"GET /live HTTP/1.1\r\nHost: x\r\nX: ", b"a" * 1000, True),
+    "many headers": (b"GET /live HTTP/1.1\r\nHost: x\r\n", b"".join(b"X%d: y\r\n" % n for n in range(100)), True),
+    "a path": (b"GET /", b"a" * 1000, True),
+    "trailers": (
+        b"POST /live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+        b"X: " + b"a" * 995 + b"\r\n",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("start", "more", "told"), HEADS.values(), ids=HEADS)
+def test_endless_heads_are_cut(api: Api, start: bytes, more: bytes, told: bool) -> None:
+    got = b""
+    with socket.create_connection(("127.0.0.1", api.live.port), 5) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(start)
+        for _ in range(20_000):
+            sock.sendall(more)
+            if select.select([sock], [], [], 0)[0]:
+                got += (said := sock.recv(10_000))
+                if not said:
+                    break
+        else:
+            pytest.fail("20 MB of it were taken")
+    assert not got or got.startswith(b"HTTP/1.1 431 " if told else b"HTTP/1.1 405 ")
+
+
+def test_a_large_head_and_body_in_small_pieces_are_no_endless_head(api: Api) -> None:
+    raw = json.dumps({"prompt": "a", "max_tokens": 1, "user": "u" * 200_000}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nX: {'a' * 60_000}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.live.port), 5) as sock:
+        sock.sendall(head.encode())
+        sock.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in raw) + b"0\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /li", f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode()]
+)
+def test_clients_that_fall_silent_are_let_go(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SILENCE_S", 0.3)
+    llm = FakeLLM()
+    endless(llm, 0.02)
+    with LiveServer(lambda: llm) as live:
+        live.wait_ready()
+        raw = json.dumps({"prompt": "a", "max_tokens": 50}).encode()
+        whole = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
+        with (
+            socket.create_connection(("127.0.0.1", live.port), 5) as silent,
+            socket.create_connection(("127.0.0.1", live.port), 20) as waits,
+        ):
+            silent.sendall(sent)
+            waits.sendall(whole)
+            start = time.monotonic()
+            assert silent.recv(100) == b""
+            assert 0.2 < time.monotonic() - start < 2
+            assert waits.recv(100).startswith(b"HTTP/1.1 200 "), "an answer may take longer"
+            waits.sendall(sent)
+            while waits.recv(10_000):
+                pass
+
+
+def test_more_connections_than_there_are_descriptors() -> None:
+    """asyncio by itself logs thousands of tracebacks."""
+    with Process(files=600) as process, contextlib.ExitStack() as held:
+        url = process.url()
+        port = int(url.rsplit(":", 1)[1])
+        many = [held.enter_context(socket.create_connection(("127.0.0.1", port), 5)) for _ in range(700)]
+        assert many[-1].recv(1000).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        held.close()
+        until(lambda: httpx.post(url + CHAT, json={"messages": HELLO}).status_code == 200)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.ended(5) == (0, "", "")
+
+
 def test_leaving_before_the_first_token(api: Api) -> None:
     api.llm.script = lambda prompt, choice: Script([120], 30)
     for stream in (True, False):
@@ -88,6 +217,22 @@ def test_finished_requests_are_not_aborted(api: Api) -> None:
     api.chat_events()
     api.complete_events(prompt=["a", "b"], n=2)
     assert api.llm.aborts == 0
+
+
+def test_small_writes_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each answer on a connection that stays open waits 40 ms for the client's acknowledgement."""
+    seen: list[int] = []
+    watch = Connection._watch
+
+    def noted(self: Connection) -> None:
+        sock = self.transport.get_extra_info("socket")
+        seen.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        watch(self)
+
+    monkeypatch.setattr(Connection, "_watch", noted)
+    with LiveServer(FakeLLM) as live:  # its socket does not say that it is TCP
+        live.wait_ready()
+    assert seen and all(seen)
 
 
 def test_openai_style_close_of_a_stream(api: Api) -> None:
@@ -234,7 +379,7 @@ def test_o5_dead_engine(own: tuple[LiveServer, FakeLLM]) -> None:
 def test_o5_engine_that_dies_unnoticed(own: tuple[LiveServer, FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
     """`dead` is not yet set when the request is posted."""
     live, _ = own
-    monkeypatch.setattr(FakeLLM, "start", lambda self, *about: (_ for _ in ()).throw(_dead()))
+    monkeypatch.setattr(FakeLLM, "start", lambda self, *about, **more: (_ for _ in ()).throw(_dead()))
     error_of(httpx.post(live.url + CHAT, json={"messages": HELLO, "stream": True}), 503)
 
 
@@ -367,6 +512,7 @@ def test_names() -> None:
 
 PROCESS = """
     import sys, time
+    import numpy as np
     sys.path.insert(0, {here!r})
     from tests.serve.fake_llm import FakeLLM, Script
     from headrace.errors import HeadraceError
@@ -375,6 +521,12 @@ PROCESS = """
     def load():
         if what == "slow":
             time.sleep(60)
+        if what == "packs":
+            from headrace import native
+            threads, lines = native.Threads(2), bytes(4 * 2048 * 2048)
+            print("packing", flush=True)
+            while True:
+                native.Packed("F32", 2048, 2048).fill(np.frombuffer(lines, np.uint8), threads)
         if what == "fails":
             raise HeadraceError("no such file")
         llm = FakeLLM()
@@ -391,7 +543,7 @@ PROCESS = """
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, what: str = "plain", port: int = 0, grace: int = 5) -> None:
+    def __init__(self, what: str = "plain", port: int = 0, grace: int = 5, files: int = 1024) -> None:
         code = textwrap.dedent(PROCESS).format(here=str(Path(__file__).parents[2]))
         self.popen = subprocess.Popen(
             [sys.executable, "-c", code, what, str(port), str(grace)],
@@ -399,6 +551,7 @@ class Process:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
 
     def ready(self) -> str:
@@ -481,19 +634,29 @@ def test_bodies_that_do_not_come_end_quietly_with_the_server() -> None:
     assert "Traceback" not in err, err
 
 
-def test_second_signal_does_not_wait() -> None:
-    with Process("endless", grace=60) as process:
-        url = process.url()
+@pytest.mark.parametrize("what", ["endless", "slow", "half a body"])
+def test_second_signal_does_not_wait(what: str) -> None:
+    port = _free_port()
+    with Process("slow" if what == "slow" else "endless", port, grace=60) as process:
+        until(lambda: _answers(port), 20)
+        url = f"http://127.0.0.1:{port}"
+        if what != "slow":
+            until(lambda: httpx.get(url + "/health").status_code == 200)
         reader = threading.Thread(target=lambda: _swallow(url))
-        reader.start()
-        time.sleep(0.5)
-        process.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        assert process.popen.poll() is None, "a running stream has its grace"
-        process.popen.send_signal(signal.SIGTERM)
-        code, _, err = process.ended(5)
-        reader.join(5)
-        assert code == 0, err
+        if what == "endless":
+            reader.start()
+        with socket.create_connection(("127.0.0.1", port), 5) as half:
+            half.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+            time.sleep(0.5)
+            process.popen.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            if what != "slow":
+                assert process.popen.poll() is None, "a running stream has its grace"
+            process.popen.send_signal(signal.SIGTERM)
+            code, _, err = process.ended(5)
+        if what == "endless":
+            reader.join(5)
+        assert (code, err) == (0, "")
 
 
 def _swallow(url: str) -> None:
@@ -506,6 +669,16 @@ def test_sigterm_while_loading() -> None:
         time.sleep(1.5)
         process.popen.send_signal(signal.SIGTERM)
         assert process.ended(5)[0] == 0
+
+
+def test_sigterm_while_native_code_loads() -> None:
+    for twice in (False, True):
+        with Process("packs") as process:
+            assert process.ready() == "packing\n"
+            process.popen.send_signal(signal.SIGTERM)
+            if twice:
+                process.popen.send_signal(signal.SIGTERM)
+            assert process.ended(10) == (0, "", "")
 
 
 def test_failed_loading_ends_the_process() -> None:

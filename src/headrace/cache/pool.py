@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
 from headrace import native
+from headrace.formats.kv import KV_FORMATS
 
 BLOCK = 32
 """Tokens of one block. Fixed: attention walks blocks of absolute positions, so results would change with it."""
 
-KV_DTYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
+Bytes = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +31,32 @@ class PoolShape:
         for name in ("blocks", "slots", "kv_heads", "dim", "block"):
             if getattr(self, name) < 1:
                 raise ValueError(f"a pool's {name} must be at least 1, not {getattr(self, name)}")
-        if self.kv_format not in KV_DTYPES:
-            raise ValueError(f"kv_format must be one of {', '.join(KV_DTYPES)}, not {self.kv_format!r}")
+        if self.kv_format not in KV_FORMATS:
+            raise ValueError(f"kv_format must be one of {', '.join(KV_FORMATS)}, not {self.kv_format!r}")
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all slots."""
-        return self.slots * 2 * self.kv_heads * self.block * self.dim * KV_DTYPES[self.kv_format].itemsize
+        form = KV_FORMATS[self.kv_format]
+        lines = form.key_line(self.dim) + form.value_line(self.dim)
+        return self.slots * self.kv_heads * self.block * lines
 
 
 class Pool:
-    """`slots` arrays [blocks, 2, kv_heads, block, dim]: keys (after RoPE) at 0, values at 1.
+    """`slots` arrays uint8 [blocks, bytes of a block in one slot].
 
-    That is how the reference sees a block; the native kernels keep the same bytes of a head of a block in an order of
-    their own (csrc/kernels.h). The memory is reserved at once but becomes resident only as blocks are first written,
-    by huge pages where the system grants them: an unused pool costs address space only.
+    The reference sees in a block [kv_heads, block] lines of keys (after RoPE), then as many of values, a line being a
+    head's numbers of one token in the pool's format (`formats.kv`); the native kernels keep the bytes of a head in an
+    order of their own (csrc/kernels.h). The memory is reserved at once but becomes resident only as blocks are first
+    written, by huge pages where the system grants them: an unused pool costs address space only.
     """
 
     def __init__(self, shape: PoolShape) -> None:
         """MemoryError where the machine cannot reserve `blocks * block_bytes`."""
         self.shape = shape
-        dtype = KV_DTYPES[shape.kv_format]
         memory = native.reserve(shape.blocks * shape.block_bytes)
         self._bytes = memory.reshape(shape.slots, shape.blocks, shape.block_bytes // shape.slots)
-        whole = self._bytes.view(dtype).reshape(shape.slots, shape.blocks, 2, shape.kv_heads, shape.block, shape.dim)
-        self.slots = list(whole)
+        self.slots = list(self._bytes)
         self._used = np.zeros(shape.blocks, np.bool_)
 
     def clear(self, blocks: Sequence[int]) -> None:
@@ -64,12 +65,30 @@ class Pool:
         """
         if not blocks:
             return
-        if min(blocks) < 0 or max(blocks) >= self.shape.blocks:
-            raise IndexError(f"block ids run from 0 to {self.shape.blocks - 1}, not {min(blocks)} to {max(blocks)}")
+        self._judge(blocks)
         ids = np.array(blocks)
         for block in ids[self._used[ids]]:
             self._bytes[:, block] = 0
         self._used[ids] = True
+
+    def copy(self, source: int, target: int) -> None:
+        """One block's contents to another, in every slot. IndexError for an id outside the pool."""
+        self._judge((source, target))
+        self._bytes[:, target] = self._bytes[:, source]
+        self._used[target] = True
+
+    def read(self, block: int) -> bytes:
+        """A block's bytes, slot after slot."""
+        return self._bytes[:, block].tobytes()
+
+    def write(self, block: int, content: Bytes) -> None:
+        """A block's bytes, as `read` gave them. ValueError for another number of bytes."""
+        self._bytes[:, block] = np.frombuffer(content, np.uint8).reshape(self.shape.slots, -1)
+        self._used[block] = True
+
+    def _judge(self, blocks: Sequence[int]) -> None:
+        if min(blocks) < 0 or max(blocks) >= self.shape.blocks:
+            raise IndexError(f"block ids run from 0 to {self.shape.blocks - 1}, not {min(blocks)} to {max(blocks)}")
 
     @property
     def nbytes(self) -> int:

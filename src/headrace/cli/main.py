@@ -67,6 +67,9 @@ def main() -> None:
     except HeadraceError as e:
         fail(str(e))
         sys.exit(1)
+    except MemoryError as e:
+        fail(f"out of memory: {e or 'Python got none'}; a smaller --pool-bytes, --context or --rows needs less")
+        sys.exit(1)
 
 
 def _open_closed_streams() -> None:

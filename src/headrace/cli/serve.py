@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.console import bars
+from headrace.cli.console import bars, note
 from headrace.cli.options import MODEL
+from headrace.cli.plan import plan_facts, plan_lines
+
+if TYPE_CHECKING:
+    from headrace.engine.build import Blueprint
 
 
 def serve(
@@ -33,5 +37,11 @@ def serve(
             name=served_model_name,
             options=engine,
             progress=progress,
+            planned=_tell,
             loaded=drawn.close,
         )
+
+
+def _tell(plan: Blueprint) -> None:
+    """The plan, on standard error, before weights are read."""
+    note("".join(plan_lines(plan_facts(plan))).rstrip("\n"))

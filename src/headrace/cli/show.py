@@ -13,6 +13,7 @@ import typer
 
 from headrace.cli.console import bars, out, size
 from headrace.cli.options import MODEL
+from headrace.cli.plan import plan_facts, plan_lines
 from headrace.cli.run import TEMPERATURE
 
 if TYPE_CHECKING:
@@ -29,7 +30,14 @@ def show(
         bool, typer.Option("--json", help="Print one JSON object, the whole chat template in it.")
     ] = False,
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="Show which kernel serves each operation and number format here, and why.")
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Show which kernel serves each operation and number format here, and why. With --json: as well.",
+        ),
+    ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show where the memory would go, and what past load proposes.")
     ] = False,
     *,
     engine: dict[str, Any],
@@ -44,13 +52,14 @@ def show(
 
     with bars() as progress:
         path = resolve(model, progress=progress)
-    facts = describe(model, plan_engine(path, Options.of(**engine)))
-    lines = _kernels(facts) if kernels else _lines(facts)
+    blueprint = plan_engine(path, Options.of(**engine))
+    facts = describe(model, blueprint) | (kernels_of(blueprint) if kernels else {})
+    lines = _kernels(facts) if kernels else plan_lines(facts["plan"]) if plan else _lines(facts)
     out(json.dumps(facts, ensure_ascii=False, indent=2) + "\n" if as_json else "".join(lines))
 
 
 def describe(model: str, plan: Blueprint) -> dict[str, Any]:
-    """Everything that is shown, as plain data."""
+    """Everything that is shown but the kernels, as plain data."""
     checkpoint, memory = plan.checkpoint, plan.memory
     spec = checkpoint.spec
     attention = spec.blocks[0].attention
@@ -83,11 +92,15 @@ def describe(model: str, plan: Blueprint) -> dict[str, Any]:
             "pool": memory.pool.blocks * memory.pool.block_bytes,
             "pool_tokens": plan.limits.pool_tokens,
         },
+        "plan": plan_facts(plan),
         "options": dict(_flat(plan.options)),
         "threads_because": plan.threads.reason,
-        "kernels": [asdict(member) for member in plan.members],
-        "kernels_because": plan.backend.because,
     }
+
+
+def kernels_of(plan: Blueprint) -> dict[str, Any]:
+    """What --kernels adds."""
+    return {"kernels": [asdict(member) for member in plan.members], "kernels_because": plan.backend.because}
 
 
 def _tensors(checkpoint: Checkpoint) -> list[dict[str, Any]]:

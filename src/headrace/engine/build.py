@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.cache.blocks import Blocks
+from headrace.cache.plan import MemoryPlan, Needs, plan_memory
 from headrace.cache.pool import BLOCK, Pool, PoolShape
-from headrace.config import ExecuteOptions, Options
+from headrace.cache.radix import PrefixCache
+from headrace.cache.tiers import DiskTier
+from headrace.config import MAX_WAIT_MS, ROWS, CacheOptions, ExecuteOptions, Options, SchedulerOptions
 from headrace.engine.admission import Limits, admit
+from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
-from headrace.errors import ModelFileError, OptionError
+from headrace.engine.past_load import LoadKeeper, Seen, read_seen
+from headrace.errors import ModelFileError, OptionError, RequestError
 from headrace.execute.local import LocalExecutor, logits_at_once
 from headrace.hardware import Granted, granted_memory, resident, threads
 from headrace.loading.checkpoint import Checkpoint, load_weights, open_checkpoint
 from headrace.loading.progress import Progress, silent
 from headrace.loading.resolve import resolve
 from headrace.loading.weight_cache import WeightCache
+from headrace.loading.weight_file import digest_of
 from headrace.native import isas
 from headrace.native.sampling import NativeSampling
 from headrace.params import SamplingParams
@@ -32,10 +39,17 @@ from headrace.program.backend import Announced, Backend, Member
 from headrace.program.decoder import write_program
 from headrace.program.program import Program
 from headrace.scheduler.messages import Abort, Delta, Submit
+from headrace.scheduler.pace import Pace
+from headrace.scheduler.policy import Continuous, Dynamic, Policy, Static
 from headrace.scheduler.scheduler import Scheduler, Stats
 from headrace.tokenize.stream import TextStream
 
 log = logging.getLogger(__name__)
+
+GROWTH = 32 << 20
+"""Bytes that a process grows by, once it serves: threads, templates, requests' tokens and texts."""
+GRAIN = 4 << 20
+"""Bytes to whose multiple what the process takes is rounded up, so that the next start plans the same."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +62,11 @@ class Memory:
     """Weights as the backend keeps them."""
     buffers: int
     """The program's buffers in a step of `budget` tokens, all of them wanted, as log-probabilities of prompts may want
-    them: `program.buffers.peak_bytes`."""
+    them: `Backend.buffer_bytes`."""
     pool: PoolShape
     token: int
     """KV of one token over all layers."""
+    plan: MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -61,9 +76,11 @@ class Blueprint:
     checkpoint: Checkpoint
     program: Program
     options: Options
-    """With `context` and `threads` filled in."""
+    """With `context`, `rows` and `threads` filled in."""
     threads: Granted
     memory: Memory
+    seen: Seen | None
+    """Past load of this model; None where none is known."""
     limits: Limits
     members: tuple[Member, ...]
     """Who serves which operation."""
@@ -82,9 +99,6 @@ def plan_engine(path: Path, options: Options) -> Blueprint:
     if context > trained:
         raise OptionError(f"context is {context}, but the model was made for {trained} tokens at most", "context")
     granted = threads(options.execute.threads)
-    options = dataclasses.replace(
-        options, context=context, execute=dataclasses.replace(options.execute, threads=granted.count)
-    )
     try:
         program = write_program(checkpoint.spec, checkpoint.parts, context)
     except ValueError as error:
@@ -92,43 +106,68 @@ def plan_engine(path: Path, options: Options) -> Blueprint:
     backend = _backend(options.execute)
     if reason := backend.lacks(program):
         raise ModelFileError(path, f"{reason}; backend torch can run it")
-    shape, blocks = _pool(program, options, context)
-    budget = options.scheduler.budget
     tensors = checkpoint.source.tensors
     announced = {name: Announced(p.shape, tensors[p.tensor].format) for name, p in checkpoint.parts.items()}
-    memory = Memory(
-        stored=sum(t.nbytes for t in checkpoint.source.tensors.values()),
-        weights=backend.weight_bytes(announced),
-        buffers=backend.buffer_bytes(program, announced, budget, budget, min(budget, logits_at_once(program.vocab))),
-        pool=shape,
-        token=len(program.kv.groups) * shape.block_bytes // BLOCK,
+    seen = read_seen(checkpoint)
+    memory = _memory(checkpoint, program, backend, announced, options, context, granted.count, seen)
+    options = dataclasses.replace(
+        options,
+        context=context,
+        scheduler=dataclasses.replace(options.scheduler, rows=memory.plan.rows),
+        execute=dataclasses.replace(options.execute, threads=granted.count),
     )
-    limits = Limits(context=context, vocab=program.vocab, pool_tokens=blocks.most_tokens)
+    limits = Limits(context=context, vocab=program.vocab, pool_tokens=memory.plan.pool_tokens)
     members = tuple(backend.members(program, announced, options.cache.kv_format))
-    return Blueprint(checkpoint, program, options, granted, memory, limits, members, backend)
+    return Blueprint(checkpoint, program, options, granted, memory, seen, limits, members, backend)
 
 
-def _pool(program: Program, options: Options, context: int) -> tuple[PoolShape, Blocks]:
-    """The pool as asked for; else what `rows` full contexts need, within a quarter of the memory granted."""
-    kv = program.kv
+def _memory(
+    checkpoint: Checkpoint,
+    program: Program,
+    backend: Backend,
+    announced: Mapping[str, Announced],
+    options: Options,
+    context: int,
+    threads: int,
+    seen: Seen | None,
+) -> Memory:
+    """Every part's bytes, and the pool that the plan has room for. OptionError where it is too little."""
+    kv, budget = program.kv, options.scheduler.budget
     one = PoolShape(1, kv.slots, kv.kv_heads, kv.dim, options.cache.kv_format)
-    windows = [group.window for group in kv.groups]
-    if options.cache.pool_bytes is not None:
-        if 0 < (most := granted_memory()) < options.cache.pool_bytes:
-            raise OptionError(
-                f"pool_bytes is {options.cache.pool_bytes}, more than the {most} that are free", "pool_bytes"
-            )
-        count = options.cache.pool_bytes // one.block_bytes
-    else:
-        per_context = Blocks(1, windows).need(context)
-        count = min(options.scheduler.rows * per_context, granted_memory() // 4 // one.block_bytes)
-    if count < len(windows):
-        raise OptionError(
-            f"pool_bytes must be at least {len(windows) * one.block_bytes} for this model: a block of {BLOCK} tokens "
-            f"for each of its {len(windows)} groups of layers",
-            "pool_bytes",
-        )
-    return dataclasses.replace(one, blocks=count), Blocks(count, windows)
+    at_once = min(budget, logits_at_once(program.vocab))
+    weights = backend.weight_bytes(announced)
+    buffers = backend.buffer_bytes(program, announced, budget, budget, at_once, threads=threads, context=context)
+    now = resident()
+    own, total = (now.anonymous, now.total) if now is not None else (0, 0)
+    free = granted_memory()
+    needs = Needs(
+        process=-(-(total + GROWTH) // GRAIN) * GRAIN,
+        weights=weights,
+        buffers=buffers,
+        block=one.block_bytes,
+        windows=tuple(group.window for group in kv.groups),
+        context=context,
+        trained=checkpoint.spec.context,
+        packing=max(t.nbytes for t in checkpoint.source.tensors.values()),
+    )
+    plan = plan_memory(
+        needs,
+        granted=own + free if free else 0,
+        bound=options.memory_bytes,
+        pool_bytes=options.cache.pool_bytes,
+        rows=options.scheduler.rows,
+        default_rows=ROWS,
+        demand=None if seen is None else seen.demand(),
+        automatic=options.automatic,
+    )
+    return Memory(
+        stored=sum(t.nbytes for t in checkpoint.source.tensors.values()),
+        weights=weights,
+        buffers=buffers,
+        pool=dataclasses.replace(one, blocks=plan.blocks),
+        token=len(kv.groups) * one.block_bytes // BLOCK,
+        plan=plan,
+    )
 
 
 def _backend(options: ExecuteOptions) -> Backend:
@@ -159,9 +198,11 @@ def _let_threads_sleep() -> None:
 class Loaded:
     """A model in memory with its engine: judges requests, starts and ends them."""
 
-    def __init__(self, plan: Blueprint, engine: Engine) -> None:
+    def __init__(self, plan: Blueprint, engine: Engine, gate: Gate, keeper: LoadKeeper | None = None) -> None:
         self.plan = plan
         self._engine = engine
+        self._gate = gate
+        self._keeper = keeper
         self._ids = itertools.count(1)
 
     @property
@@ -201,16 +242,33 @@ class Loaded:
         it calls the prompt."""
         return admit(prompt, params, limits=self.plan.limits, defaults=self.checkpoint.generation, param=param)
 
-    def submit(self, request: int, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Start an admitted request. EngineDeadError where nobody would serve it."""
-        self._engine.post(Submit(request, tuple(prompt), params, time.monotonic()))
+    def ensure_room(self, requests: int, tokens: int) -> None:
+        """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""
+        self._gate.judge(requests, tokens, self._engine.stats())
+
+    def submit(self, request: int, prompt: Sequence[int], params: SamplingParams, tenant: str = "") -> None:
+        """Start an admitted request, whatever the queue. EngineDeadError where nobody would serve it."""
+        salt, priority = params.cache_salt, params.priority
+        if self._keeper is not None:
+            self._keeper.begin(request, len(prompt), params.n)
+        try:
+            self._engine.post(Submit(request, tuple(prompt), params, time.monotonic(), salt, priority, tenant))
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.forget(request)
+            raise
+
+    def pin(self, prefix: Sequence[int]) -> None:
+        """Compute this prefix soon, and keep it."""
+        params = self.admit(prefix, SamplingParams(temperature=0, max_tokens=1))
+        self._engine.post(Submit(self.new_id(), tuple(prefix), params, time.monotonic(), pin=True))
 
     def abort(self, request: int) -> None:
         """End a request early; nothing happens where it has ended."""
         self._engine.post(Abort(request))
 
     def stats(self) -> Stats:
-        return self._engine.stats()
+        return dataclasses.replace(self._engine.stats(), refused=self._gate.refused)
 
     def close(self) -> None:
         """Stop the engine and give its memory back. What is still running ends as aborted."""
@@ -226,9 +284,11 @@ def load(
     *,
     deliver: Callable[[list[Delta]], None],
     progress: Progress | None = None,
+    planned: Callable[[Blueprint], None] | None = None,
     **options: Any,
 ) -> Loaded:
-    """Find, plan and load a model. `deliver` gets the deltas of each step, on the engine's thread.
+    """Find, plan and load a model. `deliver` gets the deltas of each step, on the engine's thread. `planned` is called
+    once everything is sized, before weights are read.
 
     Options are those of `config.Options`, flat. Raises ModelNotFoundError, ModelFileError or OptionError.
     """
@@ -237,7 +297,11 @@ def load(
     if chosen.execute.backend == "torch":
         _let_threads_sleep()
     plan = plan_engine(resolve(model, progress=tell), chosen)
+    if planned is not None:
+        planned(plan)
     program, checkpoint = plan.program, plan.checkpoint
+    tier = _tier(plan.options.cache)
+    pinned = _pinned(plan)
     pool = Pool(plan.memory.pool)
     loading = plan.options.loading
     store = (
@@ -253,17 +317,83 @@ def load(
     weights = load_weights(checkpoint)
     runner = plan.backend.load(program, weights, pool, plan.threads.count, taken, store)
     log.info("%s is loaded: %s", checkpoint.name, resident() or "its memory is not known")
+    reuse, step_ms = plan.options.cache.prefix_cache, plan.options.scheduler.step_ms
+    blocks = Blocks(plan.memory.pool.blocks, [group.window for group in program.kv.groups], lasting=reuse)
     scheduler = Scheduler(
-        Blocks(plan.memory.pool.blocks, [group.window for group in program.kv.groups]),
+        blocks,
+        prefix=PrefixCache(blocks, _facts(plan, tier), tier),
+        reuse=reuse,
+        pace=Pace(None if step_ms is None else step_ms / 1000),
         budget=plan.options.scheduler.budget,
-        rows=plan.options.scheduler.rows,
+        rows=plan.memory.plan.rows,
         context=plan.context,
         eos=checkpoint.eos,
         text=lambda params: _text(checkpoint, params),
+        policy=_policy(plan.options.scheduler, plan.memory.plan.rows),
     )
     sampling = NativeSampling(plan.options.execute.isa or isas()[0])
-    executor = LocalExecutor(runner, pool, program.kv, program.vocab, sampling)
-    return Loaded(plan, Engine(executor, scheduler, deliver=deliver))
+    executor = LocalExecutor(runner, pool, program.kv, program.vocab, sampling, tier)
+    keeper = LoadKeeper(checkpoint) if chosen.past_load else None
+    if keeper is None:
+        engine = Engine(executor, scheduler, deliver=deliver)
+    else:
+        engine = Engine(executor, scheduler, deliver=keeper.watching(deliver), ended=keeper.save)
+    gate = Gate(plan.options.scheduler.queue_requests, plan.options.scheduler.queue_tokens)
+    loaded = Loaded(plan, engine, gate, keeper)
+    if pinned:
+        loaded.pin(pinned)
+    return loaded
+
+
+def _policy(options: SchedulerOptions, rows: int) -> Policy:
+    batch = min(options.batch, rows)
+    match options.policy:
+        case "static":
+            return Static(batch)
+        case "dynamic":
+            return Dynamic(batch, (options.max_wait_ms or MAX_WAIT_MS) / 1000)
+    return Continuous()
+
+
+def _tier(options: CacheOptions) -> DiskTier | None:
+    if options.cache_dir is None:
+        return None
+    try:
+        return DiskTier(Path(options.cache_dir).expanduser(), options.cache_dir_bytes)
+    except OSError as error:
+        raise OptionError(f"cache_dir {options.cache_dir} cannot be used: {error.strerror}", "cache_dir") from error
+
+
+def _pinned(plan: Blueprint) -> list[int]:
+    """The tokens of what `pin_prefix` names. OptionError where it cannot be used."""
+    name = plan.options.cache.pin_prefix
+    if name is None:
+        return []
+    try:
+        text = Path(name).expanduser().read_text(encoding="utf-8")
+        tokenizer = plan.checkpoint.tokenizer
+        if name.endswith(".json"):
+            tokens = tokenizer.chat(json.loads(text), add_generation_prompt=False)
+        else:
+            tokens = tokenizer.encode(text)
+    except (OSError, ValueError, RequestError) as error:
+        raise OptionError(f"pin_prefix {name} cannot be used: {error}", "pin_prefix") from error
+    blocks = Blocks(plan.memory.pool.blocks, [group.window for group in plan.program.kv.groups])
+    most = min(plan.context - 1, blocks.most_tokens // 2)
+    if not BLOCK <= len(tokens) <= most:
+        raise OptionError(
+            f"pin_prefix {name} has {len(tokens)} tokens; {BLOCK} to {most} can be kept (half the pool at most)",
+            "pin_prefix",
+        )
+    return tokens
+
+
+def _facts(plan: Blueprint, tier: DiskTier | None) -> bytes:
+    """All that cached keys and values depend on, but tokens. The model's files are read whole for it where anything
+    outlives the process."""
+    model = "" if tier is None else digest_of(list(plan.checkpoint.source.files))
+    facts = (model, plan.checkpoint.spec, plan.context, plan.options.cache.kv_format, plan.backend.arithmetic)
+    return repr(facts).encode()
 
 
 def _text(checkpoint: Checkpoint, params: SamplingParams) -> TextStream:

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from headrace.engine.build import Loaded, load
+from headrace.engine.build import Blueprint, Loaded, load
 from headrace.engine.collect import Collector
 from headrace.engine.outputs import Chunk, RequestOutput
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.loading.progress import Progress
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta
@@ -33,11 +33,16 @@ LONG_TEXT = 1 << 17
 """Characters above which a text is put into tokens apart from the others: a megabyte takes a second."""
 
 
+PROBES = (1 << 17, 1 << 20)
+"""Characters at the beginning of a text many times as long that are put into tokens first: where they alone are far
+more than the context, the text is refused. The whole would take a hundred bytes of memory a character, and a minute."""
+
+
 class LLM:
     """A model, loaded and ready to answer.
 
     `model` is a path, a catalogue name or a hub name (`loading.resolve`); options are those of `config.Options`, flat:
-    context, kv_format, pool_bytes, budget, rows, backend, threads. Raises ModelNotFoundError, ModelFileError or
+    context, memory, kv_format, pool_bytes, budget, rows, backend, threads. Raises ModelNotFoundError, ModelFileError or
     OptionError. Methods may be called from several threads. One that nobody holds any more, nor a stream of it, ends as
     `close` does.
     """
@@ -185,15 +190,25 @@ class Stream(Iterator[Chunk]):
 class AsyncLLM:
     """The same for an event loop. Tokenizing and templates run in a thread pool, the engine in its own thread.
 
-    EngineDeadError wherever it was closed before an answer could begin.
+    EngineDeadError wherever it was closed before an answer could begin; OverloadedError where the queue is full
+    (options `queue_requests`, `queue_tokens`). `tenant` names whose a request is: tenants get equal shares.
     """
 
-    def __init__(self, model: str | Path, *, progress: Progress | None = None, **options: Any) -> None:
-        """Loads the model, blocking: see `LLM`; `await AsyncLLM.load(...)` does it in a thread."""
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        progress: Progress | None = None,
+        planned: Callable[[Blueprint], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """Loads the model, blocking: see `LLM`; `await AsyncLLM.load(...)` does it in a thread. `planned` is called
+        once everything is sized, before weights are read."""
         self._sinks: dict[int, _Sink] = {}
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-text")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="headrace-long-text")
-        self.model: Loaded = load(model, deliver=_weakly(self._deliver), progress=progress, **options)
+        self._closed = False
+        self.model: Loaded = load(model, deliver=_weakly(self._deliver), progress=progress, planned=planned, **options)
 
     @classmethod
     async def load(cls, model: str | Path, *, progress: Progress | None = None, **options: Any) -> AsyncLLM:
@@ -213,37 +228,45 @@ class AsyncLLM:
         return self.model.stats()
 
     async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """Token ids of a raw prompt, BOS as the file says."""
-        return await self._in_pool(partial(self.tokenizer.encode, text, parse_special=parse_special), len(text))
+        """Token ids of a raw prompt, BOS as the file says. RequestError where it is far longer than the context."""
+        return await self._ids(text, parse_special)
 
     async def render_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
-        """Token ids of a conversation, see `Tokenizer.chat`."""
-        size = sum(map(_characters, messages)) if isinstance(messages, Sequence) else 0
-        return await self._in_pool(partial(self.tokenizer.chat, messages, **template), size)
+        """Token ids of a conversation, see `Tokenizer.chat`. RequestError where one of its texts is far longer than the
+        context."""
+        texts = [_texts(message) for message in messages] if isinstance(messages, Sequence) else []
+
+        def work() -> list[int]:
+            for number, text in ((n, text) for n, some in enumerate(texts) for text in some):
+                _probe(self.tokenizer, text, self.model.context, f"messages[{number}].content")
+            return self.tokenizer.chat(messages, **template)
+
+        return await self._in_pool(work, sum(len(text) for some in texts for text in some))
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True
+        self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
     ) -> RequestOutput:
         """Complete one prompt. Cancelling the awaiting task aborts the request."""
-        return await self.submit(await self._ids(prompt, parse_special), params, text=_text(prompt)).drain()
+        ids = await self._ids(prompt, parse_special)
+        return await self.submit(ids, params, text=_text(prompt), tenant=tenant).drain()
 
     async def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "", **template: Any
     ) -> RequestOutput:
         """Answer one conversation. Cancelling the awaiting task aborts the request."""
-        return await self.submit(await self.render_chat(messages, **template), params).drain()
+        return await self.submit(await self.render_chat(messages, **template), params, tenant=tenant).drain()
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True
+        self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
     ) -> RequestStream:
         """Complete one prompt; iterate over the result with `async for`."""
-        return self.submit(await self._ids(prompt, parse_special), params, text=_text(prompt))
+        return self.submit(await self._ids(prompt, parse_special), params, text=_text(prompt), tenant=tenant)
 
     async def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "", **template: Any
     ) -> RequestStream:
         """Answer one conversation; iterate over the result with `async for`."""
-        return self.submit(await self.render_chat(messages, **template), params)
+        return self.submit(await self.render_chat(messages, **template), params, tenant=tenant)
 
     def check(
         self, prompt: Sequence[int], params: SamplingParams | None = None, *, param: str = "prompt"
@@ -252,20 +275,33 @@ class AsyncLLM:
         RequestError, which calls the prompt `param`."""
         return self.model.admit(prompt, params or SamplingParams(), param=param)
 
+    def ensure_room(self, requests: int, tokens: int) -> None:
+        """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""
+        self.model.ensure_room(requests, tokens)
+
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams | None = None, *, text: str | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        text: str | None = None,
+        tenant: str = "",
     ) -> RequestStream:
         """Start a request over token ids, from a running event loop. RequestError where it cannot be served."""
-        return self.start(prompt, self.check(prompt, params), text=text)
+        judged = self.check(prompt, params)
+        self.ensure_room(judged.n, len(prompt))
+        return self.start(prompt, judged, text=text, tenant=tenant)
 
-    def start(self, prompt: Sequence[int], judged: SamplingParams, *, text: str | None = None) -> RequestStream:
-        """`submit` for what `check` has judged already."""
+    def start(
+        self, prompt: Sequence[int], judged: SamplingParams, *, text: str | None = None, tenant: str = ""
+    ) -> RequestStream:
+        """`submit` for what `check` and `ensure_room` have judged already."""
         request = self.model.new_id()
         collector = Collector(f"req-{request}", text, list(prompt), judged, self.tokenizer)
         stream = RequestStream(request, collector, self)
         self._sinks[request] = _Sink(stream.loop, stream.put)
         try:
-            self.model.submit(request, prompt, judged)
+            self.model.submit(request, prompt, judged, tenant)
         except EngineDeadError:
             del self._sinks[request]
             raise
@@ -284,6 +320,7 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Stop the engine; what still runs ends as aborted."""
+        self._closed = True
         self.model.close()
         for pool in (self._pool, self._long):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -293,15 +330,21 @@ class AsyncLLM:
             self.model.stop()  # and not wait: the collector runs anywhere, in the midst of anything
 
     async def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
-        size = len(prompt) if isinstance(prompt, str) else 0
-        return await self._in_pool(partial(_encode, self.tokenizer, prompt, parse_special), size)
+        def work() -> list[int]:
+            if isinstance(prompt, str):
+                _probe(self.tokenizer, prompt, self.model.context, "prompt")
+            return _encode(self.tokenizer, prompt, parse_special)
+
+        return await self._in_pool(work, len(prompt) if isinstance(prompt, str) else 0)
 
     async def _in_pool(self, work: Callable[[], list[int]], size: int) -> list[int]:
         """`size`: characters of the text, roughly. Long texts wait for each other, short ones never for a long one."""
         try:
             waiting = (self._long if size > LONG_TEXT else self._pool).submit(work)
-        except RuntimeError:  # the pool takes nothing after `close`
-            raise EngineDeadError("the engine is closed") from None
+        except RuntimeError as error:  # a pool takes nothing after `close`, and needs a thread at first
+            if self._closed:
+                raise EngineDeadError("the engine is closed") from None
+            raise HeadraceError(f"the system has no thread to give for tokenizing: {error}") from error
         try:
             return await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:
@@ -407,12 +450,26 @@ def _is_prompt(prompts: object) -> bool:
     return isinstance(prompts, str) or (isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int))
 
 
-def _characters(message: object) -> int:
-    """Of a message's content, roughly; what is no message is judged later."""
+def _texts(message: object) -> list[str]:
+    """Of a message's content; what is no message is judged later."""
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = content if isinstance(content, list | tuple) else [{"text": content}]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-    return sum(len(text) for text in texts if isinstance(text, str))
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _probe(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
+    """RequestError for `param` where the text's beginning alone is more than twice the context: what follows can
+    change its last tokens, not their number by half."""
+    for size in PROBES:
+        if len(text) <= 4 * size:
+            return
+        count = len(tokenizer.encode(text[:size], parse_special=False, add_bos=False, param=param))
+        if count > 2 * context:
+            raise RequestError(
+                f"the first {size} of {len(text)} characters alone are {count} tokens, but the context has {context}",
+                param,
+            )
 
 
 def _text(prompt: Prompt) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from headrace.errors import EngineDeadError
+from headrace.errors import EngineDeadError, HeadraceError
 from headrace.execute.plan import Executor
 from headrace.scheduler.messages import Delta, Message, Submit
 from headrace.scheduler.scheduler import Scheduler, Stats
@@ -25,7 +25,8 @@ class Engine:
     """Runs `scheduler` and `executor` in a thread that starts with the first message, so a fork before that is safe.
 
     `deliver` gets the deltas of one step in one list, on that thread; it must not block. An unexpected failure ends
-    every request with finish="error" and sets `error`. The engine closes the executor.
+    every request with finish="error" and sets `error`. The engine closes the executor, and then its thread calls
+    `ended`; an engine that nothing was posted to has no thread, and ends without.
     """
 
     def __init__(
@@ -34,14 +35,18 @@ class Engine:
         scheduler: Scheduler,
         *,
         deliver: Callable[[list[Delta]], None],
+        ended: Callable[[], None] | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self._executor = executor
         self._scheduler = scheduler
         self._deliver = deliver
+        self._ended = ended
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._inbox: list[Message] = []
+        self._posted = self._posted_tokens = 0
+        """Choices that the scheduler has not heard of yet, and tokens of their prompts."""
         self._owed: dict[int, set[int]] = {}
         self._closing = False
         self._idle = True
@@ -56,6 +61,8 @@ class Engine:
                 if self._thread is None:
                     self._start()
                 self._owed[message.id] = set(range(message.params.n))
+                self._posted += message.params.n
+                self._posted_tokens += len(message.prompt)
             elif message.id not in self._owed:
                 return
             self._inbox.append(message)
@@ -81,14 +88,20 @@ class Engine:
     def stats(self) -> Stats:
         """From any thread."""
         with self._wake:
-            posted = sum(m.params.n for m in self._inbox if isinstance(m, Submit))
             stats = self._scheduler.stats()
-        return replace(stats, waiting=stats.waiting + posted)
+            return replace(
+                stats,
+                waiting=stats.waiting + self._posted,
+                waiting_tokens=stats.waiting_tokens + self._posted_tokens,
+            )
 
     def _start(self) -> None:
-        """RuntimeError where the system has no thread to give; the next Submit tries again."""
+        """HeadraceError where the system has no thread to give; the next Submit tries again."""
         thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise HeadraceError(f"the system has no thread to give for the engine: {error}") from error
         self._thread = thread
         _started.add(self)
 
@@ -103,17 +116,25 @@ class Engine:
             while (messages := self._next_messages()) is not None:
                 self._step(messages)
             self._settle("abort", "the engine was closed")
+            if (plan := self._scheduler.parting()) is not None:
+                self._executor.run(plan)
         except BaseException as error:
             self._die(error)
         finally:
             with _logged("closing the executor failed"):
                 self._executor.close()
+            if self._ended is not None:
+                with _logged("what was to follow the engine's end failed"):
+                    self._ended()
 
     def _step(self, messages: list[Message]) -> None:
         scheduler = self._scheduler
         deltas: list[Delta] = []
         for message in messages:
-            deltas += scheduler.submit(message) if isinstance(message, Submit) else scheduler.abort(message.id)
+            if isinstance(message, Submit):
+                deltas += self._take(message)
+            else:
+                deltas += scheduler.abort(message.id)
         plan = scheduler.plan()
         if plan is not None:
             result = self._executor.run(plan)
@@ -123,11 +144,17 @@ class Engine:
             self._deliver(deltas)
             self._tick_off(deltas)
 
+    def _take(self, message: Submit) -> list[Delta]:
+        with self._wake:  # so that `stats` counts it once
+            self._posted -= message.params.n
+            self._posted_tokens -= len(message.prompt)
+            return self._scheduler.submit(message)
+
     def _next_messages(self) -> list[Message] | None:
         """What was posted since the last step; sleeps while there is nothing to do. None: stop."""
         with self._wake:
             while self._idle and not self._inbox and not self._closing:
-                if not self._wake.wait(self._scheduler.policy.retry_s):
+                if not self._wake.wait(self._scheduler.retry_s):
                     break
             if self._closing:
                 return None
@@ -147,6 +174,7 @@ class Engine:
         """End whoever still waits, wherever the failure left them."""
         with self._wake:
             owed, self._owed, self._inbox = self._owed, {}, []
+            self._posted = self._posted_tokens = 0
         if deltas := [Delta(r, c, finish=finish, error=error) for r, choices in owed.items() for c in sorted(choices)]:
             self._deliver(deltas)
 
@@ -161,6 +189,8 @@ class Engine:
         """In the child of a fork: the thread stayed with the parent, and so did whoever held the lock."""
         self._wake = threading.Condition()
         self.error = EngineDeadError("the process was forked after the engine's first use")
+        with _logged("telling the requests failed"):
+            self._settle("error", f"the engine failed: {self.error}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.cache.pool import Pool
+from headrace.execute.moving import Blobs, Mover
 from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.execute.sampler import Answer, Ask, Draw, SamplingState, Score, reduce
 from headrace.ops import sampling
@@ -95,9 +96,16 @@ class LocalExecutor:
     """
 
     def __init__(
-        self, runner: Runner, pool: Pool, layout: KVLayout, vocab: int, arithmetic: Sampling = sampling
+        self,
+        runner: Runner,
+        pool: Pool,
+        layout: KVLayout,
+        vocab: int,
+        arithmetic: Sampling = sampling,
+        tier: Blobs | None = None,
     ) -> None:
-        """`vocab` is the width of the logits; `arithmetic` chooses tokens."""
+        """`vocab` is the width of the logits; `arithmetic` chooses tokens; plans' moves go to `tier`, and come from
+        there."""
         if not 0 < vocab <= MAX_VOCAB:
             raise ValueError(f"the sampler handles logits of 1 to {MAX_VOCAB} tokens, not {vocab}")
         self._runner = runner
@@ -108,6 +116,7 @@ class LocalExecutor:
         self._groups = len(layout.groups)
         self._windows = [(g, group.window) for g, group in enumerate(layout.groups) if group.window is not None]
         self._tables = _Tables(self._groups)
+        self._mover = Mover(pool, tier)
         self._live: dict[int, _Live] = {}
 
     def run(self, plan: Plan) -> Result:
@@ -118,10 +127,12 @@ class LocalExecutor:
             self._release(request)
         for admission in plan.admitted:
             self._admit(admission)
+        for move in plan.moves:
+            self._mover.begin(move)
         if not plan.rows:
-            return Result()
+            return Result(moved=self._mover.over(wait=plan.waits))
         lives = [self._take(row) for row in plan.rows]
-        self._pool.clear([b for row in plan.rows for blocks in row.blocks for b in blocks[row.shared :] if b >= 0])
+        self._prepare(plan.rows)
         wanted: list[int] = []
         asks: list[Ask] = []
         firsts: list[int] = []
@@ -136,15 +147,28 @@ class LocalExecutor:
             tuple(
                 _result(row, live, answers[firsts[r] : firsts[r + 1]])
                 for r, (row, live) in enumerate(zip(plan.rows, lives, strict=True))
-            )
+            ),
+            self._mover.over(wait=False),
         )
 
     def close(self) -> None:
         """Gives memory and threads back; no run afterwards."""
         self._live.clear()
+        self._mover.close()
         self._runner.close()
 
     # -- state -----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, rows: Sequence[Row]) -> None:
+        """New blocks hold what their rows begin with: copies, or zeros."""
+        fresh: list[int] = []
+        for row in rows:
+            if row.copied:
+                for source, blocks in zip(row.copied, row.blocks, strict=True):
+                    self._pool.copy(source, blocks[row.shared])
+            for blocks in row.blocks:
+                fresh += [b for b in blocks[row.shared + bool(row.copied) :] if b >= 0]
+        self._pool.clear(fresh)
 
     def _admit(self, admission: Admission) -> None:
         if admission.request in self._live:
@@ -167,6 +191,10 @@ class LocalExecutor:
                 raise ValueError(f"request {row.request}: a row must bring equally many blocks for all KV groups")
             self._tables.append(live.line, live.blocks, row.blocks)
             live.blocks += len(row.blocks[0])
+        if row.copied and not (len(row.copied) == len(row.blocks) and row.shared < len(row.blocks[0])):
+            raise ValueError(
+                f"request {row.request}: a row must bring a new block in every KV group for what is copied"
+            )
         end = row.start + len(row.tokens)
         if not row.tokens or end > live.blocks * self._block:
             raise ValueError(

@@ -58,8 +58,33 @@ class Row:
     drafts: int = 0
     """How many of the last tokens are drafts."""
     shared: int = 0
-    """How many of the first of `blocks` (in every group) already hold another request's KV of the same tokens.
+    """How many of the first of `blocks` (in every group) already hold the KV of the same tokens.
     -1 stands in `blocks` for a block outside the group's window, which will never be read."""
+    copied: tuple[int, ...] = ()
+    """Per KV group: a block whose contents go into the first block after the `shared` ones, because its first tokens
+    are the same; none where it is empty. Copies are made before the step, in the order of rows, and before blocks are
+    zeroed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Blocks that go to a tier, or come from one, beside the steps. Until it is over nobody writes to them."""
+
+    key: bytes
+    blocks: tuple[int, ...]
+    """Per KV group; -1: none."""
+    load: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move that is over."""
+
+    key: bytes
+    load: bool
+    done: bool
+    """Were the bytes kept, or found?"""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +95,10 @@ class Plan:
     admitted: tuple[Admission, ...] = ()
     released: tuple[int, ...] = ()
     """Requests whose state is dropped before this step: finished, aborted or preempted."""
+    moves: tuple[Move, ...] = ()
+    """To begin with this step."""
+    waits: bool = False
+    """Is there nothing to do before a move is over?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +132,8 @@ class Result:
     """What one step gave, row for row."""
 
     rows: tuple[RowResult, ...] = field(default_factory=tuple)
+    moved: tuple[Moved, ...] = ()
+    """Moves of this and earlier steps that are over."""
 
 
 class Executor(Protocol):

@@ -6,7 +6,7 @@ Source: the GGUF specification (docs/gguf.md of GGML), versions 2 and 3, little 
     magic "GGUF", version u32, tensors u64, metadata u64
     metadata:  key string, type u32, value
     tensors:   name string, dimensions u32, u64 each (innermost first), type u32, offset u64
-    padding to general.alignment, then the tensors at their offsets
+    padding to general.alignment, then the tensors at their offsets, each padded so, and nothing else
     string:    length u64, then as many bytes of UTF-8
     array:     element type u32, count u64, then the elements
 """
@@ -310,9 +310,9 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[PlacedTensor]:
         if offset % alignment:
             raise cursor.error(f"tensor {name!r} has the offset {offset:,}, which is not a multiple of {alignment}")
         found[name] = PlacedTensor(info, offset)
-    data = -(-cursor.at // alignment) * alignment
+    data = _padded(cursor.at, alignment)
     tensors = [PlacedTensor(tensor.info, data + tensor.start) for tensor in found.values()]
-    _check_places(cursor, tensors)
+    _check_places(cursor, tensors, data, alignment)
     return tensors
 
 
@@ -339,16 +339,31 @@ def _tensor(cursor: _Cursor, name: str) -> tuple[TensorInfo, int]:
     return TensorInfo(name, shape, kind, size), cursor.u64(f"the offset of {what}")
 
 
-def _check_places(cursor: _Cursor, tensors: list[PlacedTensor]) -> None:
-    """Every tensor lies within the file and none on another."""
-    before, end = "", 0
+def _check_places(cursor: _Cursor, tensors: list[PlacedTensor], data: int, alignment: int) -> None:
+    """From byte `data` on there is nothing but tensors and their padding: bytes that belong to none mean that a type, a
+    shape or an offset is wrong, and that other numbers would be read than were written."""
+    before, end = "", data
     for tensor in sorted(tensors, key=lambda tensor: tensor.start):
         info = tensor.info
         if tensor.start < end:
             raise cursor.error(f"tensors {before!r} and {info.name!r} lie on each other: an offset or a shape is wrong")
-        before, end = info.name, tensor.start + info.nbytes
-        if end > cursor.size:
+        own_end = tensor.start + info.nbytes
+        if own_end > cursor.size:
             raise cursor.error(
-                f"tensor {info.name!r} ({info.format} {list(info.shape)}) ends at byte {end:,}, but the file at "
+                f"tensor {info.name!r} ({info.format} {list(info.shape)}) ends at byte {own_end:,}, but the file at "
                 f"{cursor.size:,}: it is cut short, or the offset or shape is wrong"
             )
+        if tensor.start > _padded(end, alignment):
+            raise cursor.error(_left_over(before, end, f"tensor {info.name!r} begins at {tensor.start:,}"))
+        before, end = info.name, own_end
+    if tensors and cursor.size > _padded(end, alignment):
+        raise cursor.error(_left_over(before, end, f"the file ends at {cursor.size:,}"))
+
+
+def _left_over(before: str, end: int, then: str) -> str:
+    ended = f"tensor {before!r} ends" if before else "the list of tensors and its padding end"
+    return f"{ended} at byte {end:,}, but {then}, which is more than padding: a type, a shape or an offset is wrong"
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

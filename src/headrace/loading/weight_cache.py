@@ -77,7 +77,7 @@ class WeightCache:
                 if not self._trusted(layout, entry, header):
                     return None
                 packed = weight_file.read(entry, header, self._threads)
-        except (OSError, ValueError, KeyError, MemoryError) as error:
+        except (OSError, ValueError, KeyError, MemoryError, RuntimeError) as error:  # RuntimeError: no thread to be had
             if not isinstance(error, FileNotFoundError):
                 log.warning("packed weights of %s are not used: %s", self._checkpoint.name, error)
             return None
@@ -87,11 +87,15 @@ class WeightCache:
 
     def put(self, layout: PackedLayout, packed: np.ndarray) -> None:
         """Write them in a thread. At its end the program waits for it, unless it is interrupted."""
-        self._writer = threading.Thread(
-            target=self._write, args=(layout, packed), name="headrace-weight-cache", daemon=True
-        )
+        writer = threading.Thread(target=self._write, args=(layout, packed), name="headrace-weight-cache", daemon=True)
         atexit.register(self._finish)
-        self._writer.start()
+        try:
+            writer.start()
+        except RuntimeError as error:  # the system has no thread to give
+            atexit.unregister(self._finish)
+            log.warning("packed weights of %s are not kept: %s", self._checkpoint.name, error)
+            return
+        self._writer = writer
 
     def wait(self) -> None:
         """Until what was put is on disk, or never will be."""

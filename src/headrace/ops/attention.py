@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.formats.kv import KV_FORMATS
 from headrace.ops import signatures
+from headrace.ops.kv import Stored, encode
 from headrace.ops.op import Case, KVCase, Op
 
 WORKSPACE = 1 << 24
@@ -27,9 +28,8 @@ class Tile:
 
     tokens: Tensor
     """int64 [rows, queries] indices into the step's tokens."""
-    keys: Tensor
-    """int64 [rows × kv_heads × blocks] lines of the pool seen as [blocks × 2 × kv_heads, block × dim]; values follow
-    their keys by kv_heads lines."""
+    blocks: Tensor
+    """int64 [rows × blocks] of the pool, in order of positions."""
     masked: Tensor
     """bool [rows, 1, queries, blocks × block]: not seen. A row shorter than its tile repeats a block of its own,
     masked: it reads no other row's memory."""
@@ -39,8 +39,10 @@ class Tile:
 class KVIndex:
     """Where the rows of a step find their keys and values, for one group of layers."""
 
-    slots: Tensor
-    """int64 [tokens]: block × block tokens + place in the block, where each token is stored."""
+    blocks: Tensor
+    """int64 [tokens]: in which block each token is stored."""
+    places: Tensor
+    """int64 [tokens]: and where in it."""
     tiles: tuple[Tile, ...]
 
     @classmethod
@@ -73,8 +75,8 @@ class KVIndex:
             tokens = offsets[rows][:, None] + np.arange(begin, queries.stop)
             seen_from = np.maximum(positions[tokens[:, 0]] - (window or 1 << 30) + 1, 0) // block
             seen_to = positions[tokens[:, -1]] // block
-            tiles.append(_tile(tokens, positions, table[rows], seen_from, seen_to, window, kv_heads, block))
-        return cls(torch.from_numpy(blocks * block + positions % block), tuple(tiles))
+            tiles.append(_tile(tokens, positions, table[rows], seen_from, seen_to, window, block))
+        return cls(torch.from_numpy(blocks), torch.from_numpy(positions % block).long(), tuple(tiles))
 
 
 def _tiles(
@@ -102,55 +104,54 @@ def _tile(
     seen_from: np.ndarray,
     seen_to: np.ndarray,
     window: int | None,
-    kv_heads: int,
     block: int,
 ) -> Tile:
     count = int((seen_to - seen_from).max()) + 1
     numbers = seen_from[:, None] + np.arange(count)
     ids = np.take_along_axis(table, np.minimum(numbers, seen_to[:, None]), 1).astype(np.int64)
-    lines = (ids[:, None, :] * 2 * kv_heads + np.arange(kv_heads)[:, None]).reshape(-1)
     at = positions[tokens][:, :, None]
     key = (numbers[:, :, None] * block + np.arange(block)).reshape(len(tokens), 1, -1)
     masked = key > at
     if window is not None:
         masked |= key <= at - window
-    return Tile(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(lines), torch.from_numpy(masked[:, None]))
+    return Tile(
+        torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(ids.reshape(-1)), torch.from_numpy(masked[:, None])
+    )
 
 
-def store(keys: Tensor, values: Tensor, *, index: KVIndex, pool: Tensor) -> None:
-    """Put keys (after rotation) and values into the pool, rounded to its format (bfloat16: to nearest, ties to even).
+def store(keys: Tensor, values: Tensor, *, index: KVIndex, pool: Stored) -> None:
+    """Put keys (after rotation) and values into the pool, in its format (bfloat16: to nearest, ties to even; codes and
+    scales: `kv.encode`).
 
-    keys, values float32 [n, kv_heads × dim]; pool [blocks, 2, kv_heads, block, dim] is written at the places of the
-    step's tokens.
+    keys, values float32 [n, kv_heads × dim]; the pool is written at the places of the step's tokens.
     """
-    _, _, heads, block, dim = pool.shape
-    blocks, places = index.slots // block, index.slots % block
-    pool[blocks, 0, :, places] = keys.view(-1, heads, dim).to(pool.dtype)
-    pool[blocks, 1, :, places] = values.view(-1, heads, dim).to(pool.dtype)
+    shape = (-1, pool.kv_heads, pool.dim)
+    pool.write(keys.view(shape), values.view(shape), index.blocks, index.places)
 
 
-def attend(queries: Tensor, *, scale: float, softcap: float | None, index: KVIndex, pool: Tensor) -> Tensor:
+def attend(queries: Tensor, *, scale: float, softcap: float | None, index: KVIndex, pool: Stored) -> Tensor:
     """Softmax attention over what the pool holds (Vaswani et al. 2017; grouped heads, Ainslie et al. 2023).
 
     A token sees the positions up to its own, the last `window` of them where its group has one. score = scale × q·k,
     softcap × tanh(score / softcap) where there is one; masked scores have probability exactly 0.
-    queries float32 [n, heads × dim], pool [blocks, 2, kv_heads, block, dim] → float32 [n, heads × dim].
+    queries float32 [n, heads × dim] → float32 [n, heads × dim].
     """
-    _, _, kv_heads, block, dim = pool.shape
-    lines = pool.view(-1, block * dim)
+    kv_heads, dim = pool.kv_heads, pool.dim
     out = torch.empty_like(queries)
     heads = queries.shape[1] // dim
     for tile in index.tiles:
         rows, asked = tile.tokens.shape
-        keys = lines.index_select(0, tile.keys).float().view(rows, kv_heads, -1, dim)
-        values = lines.index_select(0, tile.keys + kv_heads).float().view(rows, kv_heads, -1, dim)
-        q = queries[tile.tokens].view(rows, asked, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
+        keys, values = (
+            x.view(rows, -1, *x.shape[1:]).transpose(1, 2).reshape(rows, kv_heads, -1, dim)
+            for x in pool.read(tile.blocks)
+        )
+        q = pool.spread(queries[tile.tokens].view(rows, asked, kv_heads, heads // kv_heads, dim)).permute(0, 2, 3, 1, 4)
         scores = (q.reshape(rows, kv_heads, -1, dim) @ keys.transpose(2, 3)).mul_(scale)
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
         scores = scores.view(rows, heads, asked, -1).masked_fill_(tile.masked, -torch.inf)
         chances = scores.softmax(-1).view(rows, kv_heads, -1, keys.shape[2])
-        mixed = (chances @ values).view(rows, kv_heads, heads // kv_heads, asked, dim)
+        mixed = pool.spread(chances @ values).view(rows, kv_heads, heads // kv_heads, asked, dim)
         out[tile.tokens] = mixed.permute(0, 3, 1, 2, 4).reshape(rows, asked, heads * dim)
     return out
 
@@ -166,7 +167,7 @@ class _Shape:
     dim: int = 16
     window: int | None = None
     softcap: float | None = None
-    bf16: bool = False
+    kv_format: str = "f32"
 
 
 _SHAPES = {
@@ -175,7 +176,11 @@ _SHAPES = {
     "a window": _Shape(((0, 100), (150, 1), (90, 3), (160, 1)), window=40),
     "a window of one, own key heads": _Shape(((0, 5), (33, 1)), window=1, kv_heads=4),
     "capped scores": _Shape(((0, 9), (37, 1)), softcap=5.0),
-    "a bf16 pool": _Shape(((0, 40), (63, 1), (95, 1)), bf16=True),
+    "a bf16 pool": _Shape(((0, 40), (63, 1), (95, 1)), kv_format="bf16"),
+    "an int8 pool": _Shape(((0, 40), (63, 1), (95, 1)), dim=64, kv_format="int8"),
+    "an int8 pool, a head that is no power of two": _Shape(((30, 5),), dim=48, kv_format="int8"),
+    "an int4 pool": _Shape(((0, 40), (63, 1), (95, 1)), kv_heads=1, dim=128, kv_format="int4"),
+    "an int4 pool, a head that is no power of two": _Shape(((30, 5),), dim=48, kv_format="int4"),
 }
 
 
@@ -184,15 +189,23 @@ def _kv_case(rng: np.random.Generator, shape: _Shape) -> KVCase:
     lengths = np.array([start + count for start, count in shape.rows], np.int32)
     most = int(lengths.max() - 1) // 32 + 1
     free = iter(rng.permutation(len(lengths) * most))
-    pool = np.full((len(lengths) * most, 2, shape.kv_heads, 32, shape.dim), np.nan, np.float32)
+    numbers = np.full((len(lengths) * most, 2, shape.kv_heads, 32, shape.dim), np.nan, np.float32)
     table = np.full((len(lengths), most), -1, np.int32)
     for row, (start, count) in enumerate(shape.rows):
         first = 0 if shape.window is None else max(start - shape.window + 1, 0) // 32
         for number in range(first, (start + count - 1) // 32 + 1):
             table[row, number] = next(free)
-            pool[table[row, number]] = rng.standard_normal(pool.shape[1:])
+            numbers[table[row, number]] = rng.standard_normal(numbers.shape[1:])
+    form = KV_FORMATS[shape.kv_format]
+    parts = [
+        encode(torch.from_numpy(numbers[:, which]), bits).flatten(1)
+        for which, bits in enumerate((form.key_bits, form.value_bits))
+    ]
     return KVCase(
-        pool=pool.astype(ml_dtypes.bfloat16) if shape.bf16 else pool,
+        pool=torch.cat(parts, 1).numpy(),
+        kv_format=shape.kv_format,
+        kv_heads=shape.kv_heads,
+        dim=shape.dim,
         positions=np.concatenate([np.arange(s, s + n) for s, n in shape.rows]).astype(np.int32),
         offsets=np.cumsum([0, *(n for _, n in shape.rows)]).astype(np.int32),
         lengths=lengths,

@@ -32,7 +32,10 @@ class KVCase:
     """The rows of a call and the pool they lie in."""
 
     pool: np.ndarray
-    """[blocks, 2, kv_heads, block, dim] of float32 or bfloat16, as it is before the call."""
+    """uint8 [blocks, bytes] as `ops.kv.Stored` has it, as it is before the call. Blocks are of 32 tokens."""
+    kv_format: str
+    kv_heads: int
+    dim: int
     positions: np.ndarray
     """int32 [tokens]."""
     offsets: np.ndarray

@@ -118,6 +118,8 @@ class Backend(Protocol):
     """Who runs programs."""
 
     name: str
+    arithmetic: str
+    """Another word for every way to compute that may give other bits, or lays them out otherwise in a block."""
     because: str
     """Why this member of it, in words."""
 
@@ -143,10 +145,18 @@ class Backend(Protocol):
         """Memory the weights will take once loaded."""
 
     def buffer_bytes(
-        self, program: Program, weights: Mapping[str, Shaped], tokens: int, wanted: int, at_once: int
+        self,
+        program: Program,
+        weights: Mapping[str, Shaped],
+        tokens: int,
+        wanted: int,
+        at_once: int,
+        *,
+        threads: int,
+        context: int,
     ) -> int:
-        """Memory of the buffers of a step of so many tokens, so many of them wanted, their logits made `at_once` at a
-        time."""
+        """Memory that steps of at most so many tokens take beside weights and pool, so many of the tokens wanted, their
+        logits made `at_once` at a time; with so many threads, the longest request of `context` tokens."""
 
 
 def count_members(

@@ -29,6 +29,9 @@ from headrace.program.check import check
 from headrace.program.lowering import CONVERSIONS, INT8, Lowered, lower
 from headrace.program.program import Extent, KVLayout, Operation, Program
 
+SEGMENT, TILE, LANES = 512, 16, 16
+"""Positions of a segment of attention, most query lines of a tile, numbers beside a line's sums: kSegmentBlocks, kTile
+and kLanes in csrc/kernels.h."""
 ON_REQUEST = {"amx": "only where --isa asks for it, since it has not run on hardware yet (docs/decisions/0008-amx.md)"}
 """Instruction sets that can be used but are no default, and why."""
 
@@ -37,12 +40,15 @@ class NativeBackend:
     """Runs programs by the kernels of one instruction set."""
 
     name = "native"
+    arithmetic = "native 1"  # counted up with every change of csrc that may change a bit, or where it lies in a block
 
     def __init__(self, isa: str | None = None, *, fuse: bool = True) -> None:
         """`isa` as in `native.isas()`; default: the first of those. ValueError where this machine has it not."""
         known = native.isas()
         if isa is not None and isa not in known:
-            raise ValueError(f"isa must be one of {', '.join(known)} on this machine, not {isa!r}")
+            why = dict(native.survey()).get(isa)
+            reason = f": {why}" if why else ""
+            raise ValueError(f"isa must be one of {', '.join(known)} on this machine, not {isa!r}{reason}")
         self.isa = isa or known[0]
         self.fuse = fuse
         others = [(name, why or ON_REQUEST.get(name)) for name, why in native.survey() if name != self.isa]
@@ -56,7 +62,7 @@ class NativeBackend:
         return None
 
     def members(self, program: Program, weights: Mapping[str, Shaped], kv_format: str) -> list[Member]:
-        how = partial(_how, rounds=kv_format == "bf16")
+        how = partial(_how, kv_format=kv_format)
         return count_members(program, weights, kv_format, f"native {self.isa}", how)
 
     def load(
@@ -93,17 +99,38 @@ class NativeBackend:
         )
 
     def buffer_bytes(
-        self, program: Program, weights: Mapping[str, Shaped], tokens: int, wanted: int, at_once: int
+        self,
+        program: Program,
+        weights: Mapping[str, Shaped],
+        tokens: int,
+        wanted: int,
+        at_once: int,
+        *,
+        threads: int,
+        context: int,
     ) -> int:
+        """Body and head each keep the largest memory that a step wanted. Attention keeps the sums of its segments where
+        it computes those apart: of fewer than four tiles for each thread, over all key heads."""
         lowered = lower(program, weights, fuse=self.fuse)
-        return peak_bytes(lowered.body_plan, lowered.head_plan, tokens, wanted, at_once)
+        body = peak_bytes(lowered.body_plan, lowered.head_plan, tokens, wanted, 0)
+        head = peak_bytes(lowered.body_plan, lowered.head_plan, 0, 0, at_once)
+        segments = -(-context // SEGMENT)
+        return body + head + 4 * threads * TILE * segments * 4 * (program.kv.dim + LANES)
 
 
-def _how(kind: str, matrix: Shaped | None, *, rounds: bool) -> str:
-    """`rounds`: keys and values are bfloat16."""
+_SPREAD = "spread over the head by a Hadamard matrix"
+_CODES = "bfloat16 queries and shares, keys and values as their codes; scales and sums in float32"
+_KV_HOW: Mapping[str, Mapping[str, str]] = {
+    "f32": {},
+    "bf16": {"store": "rounded to bfloat16", "attend": "bfloat16 queries, keys, values and shares; float32 sums"},
+    "int8": {"store": f"8 bits and a scale for each 32; {_SPREAD}", "attend": _CODES},
+    "int4": {"store": f"keys 8 bits, values 4, and a scale for each 32; {_SPREAD}", "attend": _CODES},
+}
+
+
+def _how(kind: str, matrix: Shaped | None, *, kv_format: str) -> str:
     if matrix is None:
-        words = {"store": "rounded to bfloat16", "attend": "bfloat16 queries, keys, values and shares; float32 sums"}
-        return words.get(kind, "float32") if rounds else "float32"
+        return _KV_HOW[kv_format].get(kind, "float32")
     bits = 8 * native.packed_bytes(matrix.name, *matrix.shape) / (matrix.shape[0] * matrix.shape[1])
     stored = f"packed to {bits:.2f} bits a weight"
     if kind != "linear":
@@ -172,11 +199,11 @@ class NativeRunner:
         self._kept = (matrices, vectors, pool)  # the flattened program points into them
         shape = pool.shape
         memory = native.Pool(
-            [slot.view(np.uint8).reshape(-1) for slot in pool.slots],
+            [slot.reshape(-1) for slot in pool.slots],
             shape.blocks,
             shape.kv_heads,
             shape.dim,
-            shape.kv_format == "bf16",
+            shape.kv_format,
         )
         self._width, self._vocab = program.width, program.vocab
         self._body = _flatten(

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.cache.pool import Pool
 from headrace.formats.format import Format
-from headrace.ops.attention import KVIndex
+from headrace.ops.attention import WORKSPACE, KVIndex
+from headrace.ops.kv import Stored
 from headrace.ops.registry import OPS
 from headrace.program.backend import Batch, BytesTaken, Member, PackedStore, Shaped, count_members
 from headrace.program.buffers import body_plan, head_plan, last_uses, peak_bytes
@@ -30,6 +30,7 @@ class TorchBackend:
     """Runs programs by the operations' PyTorch references."""
 
     name = "torch"
+    arithmetic = f"torch {torch.__version__}"
     because = "asked for"
 
     def lacks(self, program: Program) -> str | None:
@@ -69,9 +70,18 @@ class TorchBackend:
         return 4 * sum(math.prod(weight.shape) for weight in weights.values())
 
     def buffer_bytes(
-        self, program: Program, weights: Mapping[str, Shaped], tokens: int, wanted: int, at_once: int
+        self,
+        program: Program,
+        weights: Mapping[str, Shaped],
+        tokens: int,
+        wanted: int,
+        at_once: int,
+        *,
+        threads: int,
+        context: int,
     ) -> int:
-        return peak_bytes(body_plan(program), head_plan(program), tokens, wanted, at_once)
+        """Attention gathers keys and values, and has scores and their shares side by side."""
+        return peak_bytes(body_plan(program), head_plan(program), tokens, wanted, at_once) + 3 * 4 * WORKSPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,8 @@ class TorchRunner:
     def __init__(self, program: Program, weights: Mapping[str, Tensor], pool: Pool) -> None:
         self._program = program
         self._block = pool.shape.block
-        self._pool = [_wrap(slot) for slot in pool.slots]
+        shape = pool.shape
+        self._pool = [Stored(torch.from_numpy(s), shape.kv_format, shape.kv_heads, shape.dim) for s in pool.slots]
         self._body = self._bind(program.body, weights, program.hidden)
         self._head = self._bind(program.head, weights, program.logits)
 
@@ -159,10 +170,3 @@ def _interpret(steps: list[_Step], buffers: dict[str, Tensor], index: Sequence[K
             del buffers[name]
     array: np.ndarray = buffers[result].numpy()
     return array
-
-
-def _wrap(slot: np.ndarray) -> Tensor:
-    """The pool's own memory as a tensor; NumPy's bfloat16 passes as 16-bit integers."""
-    if slot.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(slot.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(slot)

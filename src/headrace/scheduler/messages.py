@@ -18,6 +18,13 @@ class Submit:
     """Resolved: no None but in `max_tokens`, `logprobs` and `prompt_logprobs`."""
     arrived: float
     """time.monotonic() when the request came in."""
+    salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
+    priority: int = 0
+    tenant: str = ""
+    """Whose it is: tenants get equal shares of the engine."""
+    pin: bool = False
+    """What it leaves in the prefix cache is never given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class Timings:
     total_s: float
     """From arrival to the end."""
     preemptions: int = 0
+    cached: int = 0
+    """Prompt tokens that were not computed, because the prefix cache had them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ class Text(Protocol):
 class Place(Enum):
     """Where a request is."""
 
-    PARKED = "parked"
-    """Until the first of its siblings has computed their prompt; it has no seat and no blocks."""
     WAITING = "waiting"
     """In the queue: new or preempted, without blocks."""
     RUNNING = "running"
@@ -76,16 +74,27 @@ class Request:
     order: int
     """Number of the user's request in order of arrival."""
     rank: tuple[int, ...] = ()
-    """Who comes first, by the policy."""
-    place: Place = Place.PARKED
+    """Who comes first, by `scheduler.turns`."""
+    place: Place = Place.WAITING
     computed: int = 0
     """Tokens whose KV is in the pool."""
     known: bool = False
     """Does the executor know it?"""
-    shared: int = 0
-    """How many blocks its table began with that hold a sibling's KV."""
-    siblings: list[Request] = field(default_factory=list)
-    """The parked choices that will take their prompt's full blocks from this one."""
+    told: int = 0
+    """How many blocks of its table the executor has been told."""
+    kept: int = 0
+    """How many of its first blocks are whole, and kept by the prefix cache or taken from it."""
+    keys: list[bytes] = field(default_factory=list)
+    """The prefix cache's keys of its whole blocks, as far as they were asked for."""
+    root: bytes = b""
+    """The key before them."""
+    priority: int = 0
+    tenant: str = ""
+    """Whose it is."""
+    pin: bool = False
+    """Is what it leaves in the prefix cache never given up?"""
+    cached: int = 0
+    """Tokens of its prompt that its first row found in the prefix cache."""
     unreported: int = 0
     """How many of the prompt's last tokens still lack their log-probabilities, where they are wanted."""
     preemptions: int = 0
@@ -93,14 +102,6 @@ class Request:
     """When it was first given a row."""
     spoke: float | None = None
     """When its first token came."""
-
-    def fork(self, block: int) -> int:
-        """How many full blocks siblings can take: the prompt's last token is left to each, for its logits."""
-        return (self.prompt - 1) // block
-
-    def query(self, block: int) -> int:
-        """The lowest position from which its table may still be read: its own next one, or that of its siblings."""
-        return min(self.computed, self.fork(block) * block) if self.siblings else self.computed
 
     def hear(self, tokens: tuple[int, ...]) -> Said:
         """Append tokens up to the first that ends the request; those behind it never were.
@@ -144,4 +145,5 @@ class Request:
             first_token_s=0.0 if self.spoke is None else self.spoke - self.arrived,
             total_s=total,
             preemptions=self.preemptions,
+            cached=self.cached,
         )

@@ -3,7 +3,10 @@
 `plan` makes a frozen plan, an executor runs it, `commit` takes its result in. There are no phases: a row is "these
 tokens, from here". Long prompts are computed in chunks beside the answers of others, under one budget of tokens per
 step (Agrawal et al. 2023, Sarathi, arXiv:2308.16369). Where the pool is full the latest loses its blocks and is
-computed anew later. Whose turn it is, is the policy's business; which blocks, that of `cache.blocks`.
+computed anew later. What was computed once is reused: before a longer row begins a block it takes over all that follows
+and is in the prefix cache; where another row of the same plan is about to compute it, it waits. So requests that arrive
+together compute what they share once, like the n choices of one request. In which order requests stand is the business
+of `turns`, when they may join that of `policy`; which blocks, that of `cache.blocks` and `cache.radix`.
 
 Not safe for threads: one thread calls everything but `stats`.
 """
@@ -12,18 +15,28 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import median
 
 from headrace.cache.blocks import Blocks
-from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.cache.radix import Part, PrefixCache
+from headrace.execute.plan import Admission, Move, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta, Submit, Timings
+from headrace.scheduler.pace import Pace
 from headrace.scheduler.policy import Continuous, Policy
+from headrace.scheduler.rate import Rate
 from headrace.scheduler.request import Place, Request, Text
+from headrace.scheduler.turns import FairShare, Turns
 
 _RANK = attrgetter("rank")
+_LOADS = 15
+"""Moves from a tier whose times are remembered."""
+_AHEAD = 4
+"""For so many steps' tokens there are blocks that can be taken without a loss, where there is a tier."""
 _WANTS = (Want.NOTHING, Want.TOKEN, Want.PROMPT, Want.BOTH)
 
 
@@ -32,7 +45,7 @@ class Stats:
     """Gauges, and counters since the start."""
 
     running: int
-    """Choices that hold blocks."""
+    """Choices that were admitted: they hold blocks, or wait a step for some that another one computes."""
     waiting: int
     """Choices that wait for their turn."""
     blocks_used: int
@@ -44,13 +57,37 @@ class Stats:
     preemptions: int
     aborts: int
     """Choices that were aborted."""
+    blocks_idle: int
+    """Blocks that only the prefix cache holds; they are free for whoever needs them."""
+    prefix_asked: int
+    """Prompt tokens of all choices that were begun."""
+    prefix_hits: int
+    """How many of those were not computed, because the prefix cache had them."""
+    places: int
+    """Places for tokens in all blocks that were used, summed over all steps. However many requests share a block, it
+    counts once; idle blocks are free and do not count. 1 - places_filled / places is the share of memory that paging
+    wastes: what was allocated and held nothing."""
+    places_filled: int
+    """How many of those held a token when the step was done."""
+    tier_saves: int
+    """Cached blocks (of all groups together) that were put on a tier."""
+    tier_loads: int
+    """Those that came back."""
+    waiting_tokens: int
+    """Tokens of those that wait: prompts, and the answers of those that were preempted. Choices share their prompt."""
+    begin_rate: float
+    """Choices per second that left the queue, over the last minute."""
+    begin_token_rate: float
+    """Their tokens per second, as `waiting_tokens` counts them."""
+    refused: int = 0
+    """Choices that were refused because the queue was full (`engine.gate`)."""
 
 
 class Scheduler:
     """Plans steps of at most `budget` tokens and `rows` requests over `blocks`; no sequence grows past `context`.
 
-    `eos` are the model's end tokens; `text` makes the detokenizer of one choice. Siblings join their first without
-    waiting, so `running` may hold more than `rows`; a plan never does.
+    `eos` are the model's end tokens; `text` makes the detokenizer of one choice. `prefix` is the prefix cache over
+    `blocks`; where `reuse` is off only the choices of one request share in it.
     """
 
     def __init__(
@@ -63,40 +100,58 @@ class Scheduler:
         eos: frozenset[int],
         text: Callable[[SamplingParams], Text],
         policy: Policy | None = None,
+        turns: Turns | None = None,
+        prefix: PrefixCache | None = None,
+        reuse: bool = True,
+        pace: Pace | None = None,
     ) -> None:
         self.blocks = blocks
+        self.prefix = PrefixCache(blocks) if prefix is None else prefix
+        self.reuse = reuse
+        self.pace = pace
+        self._begun_s = 0.0
         self.budget = budget
         self.rows = rows
         self.policy: Policy = policy or Continuous()
+        self.turns: Turns = turns or FairShare()
         self.running: list[Request] = []
         self.waiting: list[Request] = []
-        self._most = min(context, blocks.most_tokens + 1)  # a last token is never computed, so needs no place
+        self._context = context
         self._eos = eos
         self._text = text
         self._users: dict[int, list[Request]] = {}
         self._by_id: dict[int, Request] = {}
         self._released: list[int] = []
+        self._moves: list[Move] = []
+        self._load_s: deque[float] = deque(maxlen=_LOADS)
         self._rows: dict[int, Row] = {}
+        self._coming: set[bytes] = set()
         self._left = 0
         self._next_id = self._next_order = 0
-        self._steps = self._tokens_in = self._tokens_out = self._preemptions = self._aborts = self._parked = 0
+        self._steps = self._tokens_in = self._tokens_out = self._preemptions = self._aborts = 0
+        self._tier_saves = self._tier_loads = 0
+        self._waiting_tokens = 0
+        self._rate = Rate()
+        self._prefix_asked = self._prefix_hits = self._places = self._places_filled = 0
 
     def submit(self, message: Submit) -> list[Delta]:
         """Put a request into the queue. What admission should have refused ends at once with an error."""
         if message.id in self._users:
             raise ValueError(f"request {message.id} is already here")
         prompt, n = len(message.prompt), message.params.n
-        most = min(self._most, self.blocks.most_tokens) if message.params.max_tokens == 0 else self._most - 1
+        room = self.blocks.most_tokens
+        limit = min(self._context, room + 1)  # a last token is never computed, so needs no place
+        most = min(limit, room) if message.params.max_tokens == 0 else limit - 1
         if not 0 < prompt <= most:
             why = f"a prompt of {prompt} tokens cannot be served: 1 to {most} fit into context and pool"
             return [Delta(message.id, choice, finish="error", error=why) for choice in range(n)]
-        family = [self._make(message, choice) for choice in range(n)]
+        family = [self._make(message, choice, limit) for choice in range(n)]
         self._next_id += n
         self._next_order += 1
         self._by_id.update((request.id, request) for request in family)
         self._users[message.id] = list(family)
-        self._parked += n
-        self._lead(family)
+        for request in family:
+            self._enter(request, Place.WAITING)
         return []
 
     def abort(self, user: int) -> list[Delta]:
@@ -113,41 +168,70 @@ class Scheduler:
         chunks of longer rows, in order; what is left then is for newcomers.
         """
         now = time.monotonic()
-        self._rows, self._left = {}, self.budget
+        self._rows, self._coming, self._left = {}, set(), self.budget
         longer = []
         for request in self.running:  # a preemption takes from its end, which a loop over a list allows
             if len(request.tokens) - request.computed == 1:
                 self._give_row(request)
             else:
                 longer.append(request)
+        if self.pace is not None:
+            self._left = min(self._left, self.pace.others(len(self._rows)))
         for request in longer:
-            if request.place is Place.RUNNING:
+            if request.place is Place.RUNNING and self._catch_up(request):
                 self._give_row(request)
         if self.waiting:
             self._admit_some(now)
-        if not self._rows and not self._released:
+        self._moves += self.prefix.save_next(_AHEAD * self.budget // self.blocks.block * len(self.blocks.windows))
+        if not self._rows and not self._released and not self.prefix.moving:
             return None
+        self._begun_s = time.monotonic()
         released, self._released = self._released, []
-        return Plan(tuple(self._rows.values()), self._introduce(now), tuple(released))
+        moves, self._moves = self._moves, []
+        waits = not self._rows and self.prefix.moving > 0
+        return Plan(tuple(self._rows.values()), self._introduce(now), tuple(released), tuple(moves), waits)
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Take in what `plan` gave: tokens kept, blocks kept or given back, who is finished."""
         now = time.monotonic()
-        self._steps += 1
+        self._steps += bool(plan.rows)
+        if self.pace is not None and plan.rows:
+            answers = sum(len(row.tokens) == 1 for row in plan.rows)
+            others = sum(len(row.tokens) for row in plan.rows) - answers
+            self.pace.took(answers, others, now - self._begun_s)
+        self._count_places(plan)
         deltas: list[Delta] = []
+        for move in result.moved:
+            self.prefix.moved(move.key, load=move.load, done=move.done)
+            self._tier_loads += move.load and move.done
+            if move.load and move.done:
+                self._load_s.append(move.seconds)
+            self._tier_saves += not move.load and move.done
         for row, got in zip(plan.rows, result.rows, strict=True):
             request = self._by_id[row.request]
             if got.error is not None:
+                request.computed -= request.computed % self.blocks.block  # who knows what its last block holds now
                 deltas.append(self._last(request, "error", got.error, now))
             else:
                 self._take(request, row, got, now, deltas)
         return deltas
 
+    def parting(self) -> Plan | None:
+        """The last plan, when all requests have ended: what a tier keeps for the next time."""
+        moves = tuple(self.prefix.save_all())
+        return Plan((), moves=moves) if moves else None
+
+    @property
+    def retry_s(self) -> float | None:
+        """Seconds after which `plan` may find something to do though nothing happens."""
+        return self.policy.retry_s if self.waiting else None
+
     def stats(self) -> Stats:
         """May be called from any thread."""
+        begin_rate, begin_token_rate = self._rate.per_second(time.monotonic())
         return Stats(
             running=len(self.running),
-            waiting=len(self.waiting) + self._parked,
+            waiting=len(self.waiting),
             blocks_used=self.blocks.used,
             blocks_total=self.blocks.count,
             steps=self._steps,
@@ -155,53 +239,116 @@ class Scheduler:
             tokens_out=self._tokens_out,
             preemptions=self._preemptions,
             aborts=self._aborts,
+            blocks_idle=self.blocks.idle,
+            prefix_asked=self._prefix_asked,
+            prefix_hits=self._prefix_hits,
+            places=self._places,
+            places_filled=self._places_filled,
+            tier_saves=self._tier_saves,
+            tier_loads=self._tier_loads,
+            waiting_tokens=self._waiting_tokens,
+            begin_rate=begin_rate,
+            begin_token_rate=begin_token_rate,
         )
 
     def check(self) -> None:
         """Prove between steps what must hold, or raise AssertionError."""
-        parked = [s for r in (*self.running, *self.waiting) for s in r.siblings]
-        everybody = [*self.running, *self.waiting, *parked]
+        everybody = [*self.running, *self.waiting]
         holds = {
             "queue and plan are sorted": all(q == sorted(q, key=_RANK) for q in (self.running, self.waiting)),
             "places are right": all(
                 r.place is place
-                for q, place in ((self.running, Place.RUNNING), (self.waiting, Place.WAITING), (parked, Place.PARKED))
+                for q, place in ((self.running, Place.RUNNING), (self.waiting, Place.WAITING))
                 for r in q
             ),
             "everybody is somewhere once": sorted(r.id for r in everybody) == sorted(self._by_id),
             "users know their choices": {r.id for u in self._users.values() for r in u} == self._by_id.keys(),
-            "the parked are counted": self._parked == len(parked),
-            "nobody idle has computed anything": not any(r.computed or r.known for r in (*self.waiting, *parked)),
+            "nobody idle has computed anything": not any(r.computed or r.known or r.kept for r in self.waiting),
             "everybody running has something to do": all(r.computed < len(r.tokens) for r in self.running),
             "nobody is too long": all(len(r.tokens) < max(r.limit, r.prompt + 1) for r in everybody),
+            "the queue's tokens are counted": self._waiting_tokens == sum(map(_queued, self.waiting)),
+            "whole blocks are kept": all(r.kept == r.computed // self.blocks.block for r in self.running),
         }
         if broken := [what for what, held in holds.items() if not held]:
             raise AssertionError(f"does not hold: {', '.join(broken)}")
-        self.blocks.check({r.id: (r.computed, r.query(self.blocks.block)) for r in self.running})
+        self.prefix.check({r.id: (r.computed, r.computed) for r in self.running})
 
     # Planning: who gets a row.
+
+    def _catch_up(self, request: Request) -> bool:
+        """Take over what is cached from where it stands. False: another row of this plan computes what comes next."""
+        block = self.blocks.block
+        if request.computed % block or request.unreported:  # who wants log-probabilities of its prompt computes it
+            return True
+        keys = self._keys(request)
+        most = (len(request.tokens) - 1) // block  # the last token is computed, for its logits
+        have = request.computed // block
+        if count := self.prefix.match(keys[:most], have):
+            self.prefix.take(request.id, keys, count, request.priority)
+            request.computed, request.kept = count * block, count
+            have = count
+        if have >= most:
+            return True
+        if self._loading_pays():
+            self._moves += self.prefix.load(keys[:most], have, request.root, request.tokens, request.priority)
+        return keys[have] not in self._coming and not self.prefix.arriving(keys[have])
+
+    def _loading_pays(self) -> bool:
+        """Is a block sooner brought from the tier than computed, by the times that both took? At first it is tried."""
+        token_s = self.pace.token_s if self.pace is not None else None
+        return not self._load_s or token_s is None or median(self._load_s) < token_s * self.blocks.block
+
+    def _keys(self, request: Request) -> list[bytes]:
+        """The keys of all its whole blocks."""
+        self.prefix.extend(request.keys, request.root, request.tokens)
+        return request.keys
 
     def _give_row(self, request: Request) -> None:
         """A row of as many tokens as budget and blocks allow; none where that is none."""
         if not self._left or len(self._rows) >= self.rows:
             return
-        count = min(len(request.tokens) - request.computed, self._room(request), self._left)
-        if not count:
+        copied = self._part(request)
+        room = self._room(request)
+        skipped = copied.tokens if copied else 0
+        start = request.computed + skipped
+        count = min(len(request.tokens) - start, room - skipped, self._left)
+        if count <= 0:
             return
-        start = request.computed
         end = start + count
-        blocks = self.blocks.grow(request.id, end)
+        told = request.told
+        self.blocks.grow(request.id, end)
+        request.told = self.blocks.length(request.id)
+        self.blocks.unpin(copied.blocks if copied else ())
         wants_token = end == len(request.tokens) < request.limit
         self._left -= count
         self._rows[request.id] = Row(
             request.id,
             start,
             tuple(request.tokens[start:end]),
-            blocks if request.known else self.blocks.table(request.id),
+            self.blocks.table(request.id, told),
             _WANTS[wants_token + 2 * (request.unreported > 0)],
-            0,
-            0 if request.known else request.shared,
+            shared=max(0, request.kept - told),
+            copied=copied.blocks if copied else (),
         )
+        if count > 1:
+            self._coming.update(self._keys(request)[start // self.blocks.block : end // self.blocks.block])
+
+    def _part(self, request: Request) -> Part | None:
+        """The beginning of a cached block that it may copy instead of computing it, at the border of a block. Pinned,
+        so that no place is found for the copy where it lies."""
+        block, start = self.blocks.block, request.computed
+        if start % block or request.unreported or len(request.tokens) - start == 1:
+            return None
+        keys, index = self._keys(request), start // block
+        parent = keys[index - 1] if index else request.root
+        part = self.prefix.part(parent, request.tokens[start : min(start + block, len(request.tokens) - 1)])
+        if part is None:
+            return None
+        self.blocks.pin(part.blocks)
+        if self.blocks.room(request.id, start) > 0:
+            return part
+        self.blocks.unpin(part.blocks)
+        return None
 
     def _room(self, request: Request) -> int:
         """How many more tokens it can have in the pool, at the cost of later ones where it could have none at all."""
@@ -221,18 +368,29 @@ class Scheduler:
         self._enter(victim, Place.WAITING)
 
     def _admit_some(self, now: float) -> None:
-        seats = min(self.policy.admits(self.waiting, self.running, now), self.rows - len(self.running))
-        while seats > 0 and self._left and self.waiting and self._fits(self.waiting[0]):
-            request = self.waiting.pop(0)
+        seats = max(0, self.rows - len(self.running))
+        for request in self.policy.admits(self.waiting, self.running, now)[:seats]:
+            if not self._left or not self._fits(request):
+                break
+            if not request.preemptions:
+                self.turns.begins(request)
+                self._rate.add(now, _queued(request))
+            self._remove(request)
             self.blocks.open(request.id)
             self._enter(request, Place.RUNNING)
-            self._give_row(request)
-            seats -= 1
+            if self._catch_up(request):
+                self._give_row(request)
 
     def _fits(self, request: Request) -> bool:
         """All of it now, and then a block per KV group for each that runs: else it would soon be preempted again."""
+        if not self.running:
+            return True
         growth = len(self.running) * len(self.blocks.windows)
-        return not self.running or self.blocks.need(len(request.tokens)) + growth <= self.blocks.free
+        need = self.blocks.need(len(request.tokens)) + growth - self.blocks.free
+        if need <= 0 or request.unreported:
+            return need <= 0
+        keys = self._keys(request)
+        return need <= self.prefix.held(keys, self.prefix.match(keys[: (len(request.tokens) - 1) // self.blocks.block]))
 
     def _introduce(self, now: float) -> tuple[Admission, ...]:
         """Those in the plan whom the executor does not know."""
@@ -245,25 +403,28 @@ class Scheduler:
             if r.started is None:
                 r.started = now
                 self._tokens_in += 0 if r.choice else r.prompt
+                self._prefix_asked += r.prompt
+                r.cached = self._rows[r.id].start
+                self._prefix_hits += r.cached
         return tuple(admitted)
 
     # Committing: what a row gave.
 
     def _take(self, request: Request, row: Row, got: RowResult, now: float, deltas: list[Delta]) -> None:
         kept = _kept(row, got)
-        request.computed += len(row.tokens) - row.drafts + max(0, len(kept) - 1)
+        request.computed = row.start + len(row.tokens) - row.drafts + max(0, len(kept) - 1)
         prompt_logprobs = _news(request, row, got) if request.unreported else ()
-        if request.siblings and request.computed >= request.prompt:
-            self._fork(request, now, deltas)
         said = request.hear(kept)
+        request.computed = min(request.computed, len(request.tokens))  # what stands behind an end never was
         if said.tokens:
             self._tokens_out += len(said.tokens)
             if request.spoke is None:
                 request.spoke = now
-        if said.finish is None:
-            self.blocks.trim(request.id, request.query(self.blocks.block))
-            if not said.tokens and not prompt_logprobs:
-                return
+                self.prefix.prove(request.keys[: request.kept])
+        self._keep(request)
+        self.blocks.trim(request.id, request.computed)
+        if said.finish is None and not said.tokens and not prompt_logprobs:
+            return
         deltas.append(
             Delta(
                 request.user,
@@ -280,22 +441,40 @@ class Scheduler:
             )
         )
 
-    def _fork(self, first: Request, now: float, deltas: list[Delta]) -> None:
-        """The prompt is computed: its full blocks are shared with the siblings, who go on from there."""
-        siblings, first.siblings = first.siblings, []
-        for request in siblings:
-            if request.params.max_tokens == 0:
-                deltas.append(self._last(request, "length", None, now))
-                continue
-            request.shared = first.fork(self.blocks.block)
-            request.computed = request.shared * self.blocks.block
-            self.blocks.share(first.id, request.id, request.shared)
-            self._parked -= 1
-            self._enter(request, Place.RUNNING)
+    def _keep(self, request: Request) -> None:
+        """What it has computed is there for others: its whole blocks, those that a preemption or an end leaves too."""
+        block = self.blocks.block
+        if request.kept == request.computed // block:
+            return
+        keys = self._keys(request)
+        for index in range(request.kept, request.computed // block):
+            self._put(request, index, keys[index])
+        request.kept = request.computed // block
+
+    def _put(self, request: Request, index: int, key: bytes | None) -> None:
+        block = self.blocks.block
+        self.prefix.put(
+            request.keys[index - 1] if index else request.root,
+            key,
+            index,
+            request.tokens[index * block : min((index + 1) * block, request.computed)],
+            self.blocks.at(request.id, index),
+            request.priority,
+            sound=request.spoke is not None,
+        )
+
+    def _count_places(self, plan: Plan) -> None:
+        """Only a request's last block in each group has places that hold nothing: all that are shared are whole."""
+        block, by_id = self.blocks.block, self._by_id
+        empty = sum(self.blocks.length(r.id) * block - r.computed for r in self.running)
+        empty -= sum(row.start + len(row.tokens) - row.drafts - by_id[row.request].computed for row in plan.rows)
+        places = self.blocks.used * block
+        self._places += places
+        self._places_filled += places - empty * len(self.blocks.windows)
 
     # Coming and going.
 
-    def _make(self, message: Submit, choice: int) -> Request:
+    def _make(self, message: Submit, choice: int, most: int) -> Request:
         params, prompt = message.params, len(message.prompt)
         eos = frozenset() if params.ignore_eos else self._eos
         request = Request(
@@ -305,57 +484,67 @@ class Scheduler:
             params=params,
             tokens=list(message.prompt),
             prompt=prompt,
-            limit=self._most if params.max_tokens is None else min(self._most, prompt + params.max_tokens),
+            limit=most if params.max_tokens is None else min(most, prompt + params.max_tokens),
             eos=eos,
             ends=eos.union(params.stop_token_ids),
             text=self._text(params),
             arrived=message.arrived,
             order=self._next_order,
+            priority=message.priority,
+            tenant=message.tenant,
+            pin=message.pin,
+            root=self.prefix.root(message.salt if self.reuse else f"{message.id}"),
             unreported=0 if choice or params.prompt_logprobs is None else prompt,
         )
-        request.rank = self.policy.rank(request)
+        request.rank = self.turns.rank(request)
         return request
-
-    def _lead(self, family: list[Request]) -> None:
-        """The first of the parked goes to the queue, the rest wait for it."""
-        first, *first.siblings = family
-        self._parked -= 1
-        self._enter(first, Place.WAITING)
 
     def _enter(self, request: Request, place: Place) -> None:
         request.place = place
         insort(self.running if place is Place.RUNNING else self.waiting, request, key=_RANK)
+        if place is Place.WAITING:
+            self._waiting_tokens += _queued(request)
+
+    def _remove(self, request: Request) -> None:
+        queue = self.running if request.place is Place.RUNNING else self.waiting
+        del queue[bisect_left(queue, request.rank, key=_RANK)]
+        if request.place is Place.WAITING:
+            self._waiting_tokens -= _queued(request)
 
     def _leave(self, request: Request) -> None:
         """Out of its place; its blocks and what the executor knows of it go."""
-        if request.place is Place.PARKED:
-            self._parked -= 1
-            return
-        queue = self.running if request.place is Place.RUNNING else self.waiting
-        del queue[bisect_left(queue, request.rank, key=_RANK)]
+        self._remove(request)
         if request.place is Place.RUNNING:
+            if request.computed % self.blocks.block:
+                self._put(request, request.computed // self.blocks.block, None)
             self.blocks.release(request.id)
         if request.known:
             self._released.append(request.id)
         request.known = False
-        request.computed = request.shared = 0
+        request.computed = request.kept = request.told = 0
 
     def _end(self, request: Request, now: float) -> Timings:
         """Forget the request."""
+        if request.pin:
+            self.prefix.pin(request.keys[: request.kept])
         self._leave(request)
+        self.turns.ends(request)
         del self._by_id[request.id]
         family = self._users[request.user]
         family.remove(request)
         if not family:
             del self._users[request.user]
-        if request.siblings:
-            self._lead(request.siblings)
         return request.timings(now)
 
     def _last(self, request: Request, finish: str, error: str | None, now: float) -> Delta:
         """End a request that nothing more is to come from."""
         timings = self._end(request, now)
         return Delta(request.user, request.choice, text=request.rest(), finish=finish, error=error, timings=timings)
+
+
+def _queued(request: Request) -> int:
+    """What a waiting request adds to the tokens of the queue."""
+    return len(request.tokens) - (request.prompt if request.choice else 0)
 
 
 def _kept(row: Row, got: RowResult) -> tuple[int, ...]:

@@ -22,12 +22,15 @@ class Usage:
 
     prompt: int
     completion: int
+    cached: int = 0
+    """How many of the prompts' tokens came from the prefix cache."""
 
-    def written(self) -> dict[str, int]:
+    def written(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import socket
 import threading
@@ -15,13 +16,18 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.errors import OptionError
+from headrace.serve.connection import ACCEPTED, Connection
 from headrace.serve.reading import BODY_BYTES
 from headrace.serve.routes import application
 from headrace.serve.service import Service
 
 if TYPE_CHECKING:
+    from headrace.engine.build import Blueprint
     from headrace.engine.llm import AsyncLLM
     from headrace.loading.progress import Progress
+
+WAITING = 2048
+"""How many connections may wait to be accepted."""
 
 GRACE_S = 10
 """How long running requests may go on when the server is told to stop."""
@@ -48,11 +54,13 @@ def serve(
     name: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    planned: Callable[[Blueprint], None] | None = None,
     loaded: Callable[[], None] | None = None,
 ) -> None:
     """Serve a model until SIGINT or SIGTERM, then return. `options` are those of `LLM`, flat; `name` is what clients
-    call the model, by default what it calls itself, or `model` where that is a name and no file. `loaded` is called
-    when the model is ready, before that is printed: `progress` is at its end.
+    call the model, by default what it calls itself, or `model` where that is a name and no file. `planned` is called
+    on another thread once everything is sized, before weights are read; `loaded` when the model is ready, before that
+    is printed: `progress` is at its end.
 
     Prints one line when it is ready. Raises OptionError where the address cannot be used, and what `LLM` raises where
     the model cannot be loaded.
@@ -61,7 +69,7 @@ def serve(
     def load() -> AsyncLLM:
         from headrace.engine.llm import AsyncLLM
 
-        return AsyncLLM(model, progress=progress, **(options or {}))
+        return AsyncLLM(model, progress=progress, planned=planned, **(options or {}))
 
     run(load, host=host, port=port, name=name, alias=None if Path(model).exists() else model, loaded=loaded)
 
@@ -78,6 +86,7 @@ def run(
 ) -> None:
     """`serve` for a model that `load` makes."""
     sock = listening(host, port)
+    _take_descriptors()
     failure: list[Exception] = []
 
     def take(outcome: AsyncLLM | Exception) -> None:
@@ -104,13 +113,14 @@ def configured(app: ASGIApp, grace_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=grace_s,
+        backlog=ACCEPTED,
     )
 
 
@@ -141,12 +151,30 @@ def listening(host: str, port: int) -> socket.socket:
     return sock
 
 
+def _take_descriptors() -> None:
+    """As many files and connections as the system lets this process have; the default is for users of `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class _Server(uvicorn.Server):
     """uvicorn, ending in our way: a signal is an orderly end and not re-raised, a second one does not wait."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(WAITING)  # uvicorn has set it to what is accepted at once
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # then uvicorn leaves the application as it is, and logs how it is cancelled
+            await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

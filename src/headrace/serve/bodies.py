@@ -61,6 +61,14 @@ class _Body(BaseModel):
         None,
         description="extra; `raw` (default: the model's own) or `processed` (after penalties, bias and temperature)",
     )
+    cache_salt: str | None = Field(
+        None, description="extra; share cached prefixes only with requests of the same salt, up to 256 characters"
+    )
+    priority: int | None = Field(
+        None,
+        description="extra; -100 to 100, default 0: a higher one goes before others, within bounds, and what it leaves "
+        "in the prefix cache stays longer",
+    )
     stream: bool | None = Field(None, description="answer in server-sent events; default false")
     stream_options: StreamOptions | None = Field(
         None, description="only with stream; `include_usage`: one more chunk with the usage before the end"
@@ -218,6 +226,8 @@ _AS_THEY_ARE = (
     "min_tokens",
     "skip_special_tokens",
     "logprobs_mode",
+    "cache_salt",
+    "priority",
 )
 """Fields of a body that are parameters under the same name."""
 

@@ -58,7 +58,6 @@ _BOTH: Mapping[str, Refused] = {
     "spaces_between_special_tokens": Refused("not supported", (True,)),
     "return_tokens_as_token_ids": Refused("each entry of chat logprobs has token_id", (False,)),
     "return_token_ids": Refused(NOT_YET, (False,)),
-    "priority": Refused(NOT_YET, (0,)),
     "typical_p": Refused("not supported", (1, 1.0)),
     "mirostat": Refused("not supported", (0,)),
     "n_predict": Refused("use max_tokens"),

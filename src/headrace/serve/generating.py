@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ class Endpoints:
     def __init__(self, service: Service, body_bytes: int) -> None:
         self._service = service
         self._body_bytes = body_bytes
+        self._key = secrets.token_bytes(16)
 
     async def chat(self, request: Request) -> Response:
         llm = self._service.model()
@@ -55,7 +58,7 @@ class Endpoints:
         )
         ids = await unless_gone(request.receive, rendering)
         try:
-            run = Run(llm, [Asked(ids, params, "prompt")])
+            run = Run(llm, [Asked(ids, params, "prompt")], self._tenant(request))
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
@@ -68,12 +71,18 @@ class Endpoints:
         model = self._service.require(body.model, llm)
         asked = await unless_gone(request.receive, _asked(llm, body))
         try:
-            run = Run(llm, asked)
+            run = Run(llm, asked, self._tenant(request))
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
         writer = CompletionWriter(head, llm.tokenizer, logprobs=body.logprobs, usage_key=body.includes_usage())
         return await _respond(request, run, writer, stream=bool(body.stream), usage=body.includes_usage())
+
+    def _tenant(self, request: Request) -> str:
+        """Who asks, by the API key; everybody without one is the same. A digest that says nothing elsewhere: keys are
+        neither kept nor shown."""
+        given = request.headers.get("authorization")
+        return hashlib.blake2b(given.encode(), digest_size=16, key=self._key).hexdigest() if given else ""
 
 
 async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, OverloadedError, RequestError
 from headrace.serve.gone import Stopped
 from headrace.serve.written import as_json
 
@@ -54,6 +54,12 @@ def unavailable(message: str, code: str, *, retry: bool) -> Problem:
     return Problem(503, message, kind="service_unavailable_error", code=code, headers=headers)
 
 
+def overloaded(error: OverloadedError) -> Problem:
+    """429, and when to come back."""
+    headers = {"Retry-After": str(error.retry_s)}
+    return Problem(429, str(error), kind="rate_limit_error", code="queue_full", headers=headers)
+
+
 def failed(message: str) -> Problem:
     """500: an accepted request that could not be finished."""
     return Problem(500, message, kind="server_error", code="internal_error")
@@ -71,6 +77,8 @@ def problem_of(error: Exception) -> Problem:
             return error
         case RequestError():
             return Problem(400, _shortened(str(error)), param=error.param, code="invalid_value")
+        case OverloadedError():
+            return overloaded(error)
         case EngineDeadError():
             return unavailable(f"the engine has stopped: {error}", "engine_dead", retry=False)
         case Stopped():

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.errors import EngineDeadError, RequestError
+from headrace.errors import EngineDeadError, OverloadedError, RequestError
 from headrace.serve.generating import Endpoints
 from headrace.serve.gone import Stopped
 from headrace.serve.problems import Problem, answer_problem
@@ -27,7 +27,7 @@ from headrace.serve.written import as_json
 _log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
-_PROBLEMS = (Problem, RequestError, EngineDeadError, Stopped, HTTPException, Exception)
+_PROBLEMS = (Problem, RequestError, OverloadedError, EngineDeadError, Stopped, HTTPException, Exception)
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 

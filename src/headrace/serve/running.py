@@ -49,16 +49,17 @@ class Asked:
 class Run:
     """All prompts of one HTTP request. Choices are numbered prompt by prompt, as OpenAI does."""
 
-    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked]) -> None:
-        """Judges every prompt, then starts all. RequestError or EngineDeadError before anything runs."""
+    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked], tenant: str) -> None:
+        """Judges every prompt, then starts all. RequestError, OverloadedError, EngineDeadError before anything runs."""
         self._llm = llm
         self._asked = asked
-        self._completion = 0
+        self._completion = self._cached = 0
         self._streams: list[RequestStream] = []
         judged = [llm.check(one.ids, one.params, param=one.name) for one in asked]
+        llm.ensure_room(sum(params.n for params in judged), sum(len(one.ids) for one in asked))
         try:
             for one, params in zip(asked, judged, strict=True):
-                self._streams.append(llm.start(one.ids, params))
+                self._streams.append(llm.start(one.ids, params, tenant=tenant))
         except BaseException:
             self.abort()
             raise
@@ -70,7 +71,7 @@ class Run:
 
     def usage(self) -> Usage:
         """So far; a prompt counts once, the tokens of all choices are summed up."""
-        return Usage(sum(len(one.ids) for one in self._asked), self._completion)
+        return Usage(sum(len(one.ids) for one in self._asked), self._completion, self._cached)
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """Additions to choices, as the engine's steps bring them. Problem where a choice cannot be finished."""
@@ -80,6 +81,8 @@ class Run:
             async for prompt, chunk in chunks:
                 self._check(chunk)
                 self._completion += len(chunk.token_ids)
+                if chunk.timings is not None and chunk.index == 0:  # its siblings share the prompt with it anyway
+                    self._cached += chunk.timings.cached
                 waiting[prompt].append(chunk)
                 if not self._prompt_is_known(prompt):
                     continue

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import hashlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -44,7 +48,9 @@ class Service:
         """Begin to load; from the running event loop."""
         loop = asyncio.get_running_loop()
         # a daemon: a server that is stopped while it loads does not wait for the end of loading
-        threading.Thread(target=self._load_and_tell, args=(loop,), name="headrace-load", daemon=True).start()
+        thread = threading.Thread(target=self._load_and_tell, args=(loop,), name="headrace-load", daemon=True)
+        atexit.register(_leave_behind, thread)
+        thread.start()
 
     def close(self) -> None:
         """Stop the model, if there is one. What still runs ends as aborted."""
@@ -120,3 +126,13 @@ class Service:
             self._llm = outcome
         if self._loaded is not None:
             self._loaded(outcome)
+
+
+def _leave_behind(thread: threading.Thread) -> None:
+    """End the process, at its end, where the thread still loads. Python would end a thread that comes back from native
+    code by unwinding it, which C++ takes for a failure: the process would abort."""
+    if thread.is_alive():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)

@@ -1,0 +1,51 @@
+"""How many tokens of prompts a step may take up beside answers, so that those keep their pace: from measured times.
+
+Knows no requests. A step is taken to last as long as one of answers alone, and so much longer for each other token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+SLOWER = 2.0
+"""Beside a prompt a step may last so many times as long as without,"""
+GRACE_S = 0.015
+"""and so many seconds more: a fast model's steps are short, and small pieces of a prompt cost more each."""
+KNOWN = 9
+"""Steps of each kind that are remembered; a median bears with a few that something else held up."""
+
+
+class Pace:
+    """Steps of at most `step_s` seconds; without it of what `SLOWER` and `GRACE_S` say, where somebody is answering."""
+
+    def __init__(self, step_s: float | None = None) -> None:
+        self._step_s = step_s
+        self._alone: deque[float] = deque(maxlen=KNOWN)
+        self._each: deque[float] = deque(maxlen=KNOWN)
+
+    def took(self, answers: int, others: int, seconds: float) -> None:
+        """A step of `answers` rows of one token and of `others` tokens in longer rows."""
+        if not others:
+            self._alone.append(seconds)
+        elif not answers or self._alone:
+            self._each.append(max(0.0, seconds - (self._answers_s if answers else 0.0)) / others)
+
+    def others(self, answers: int) -> int:
+        """Tokens of longer rows that may join `answers` rows; at least one, so that they get on."""
+        if not self._each or (self._step_s is None and not (answers and self._alone)):
+            return 2**31
+        beside = self._answers_s if answers and self._alone else 0.0
+        allowed = self._step_s if self._step_s is not None else SLOWER * beside + GRACE_S
+        each = median(self._each)
+        return max(1, math.floor((allowed - beside) / each)) if each > 0 else 2**31
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds that one token of a prompt takes."""
+        return median(self._each) if self._each else None
+
+    @property
+    def _answers_s(self) -> float:
+        return median(self._alone)

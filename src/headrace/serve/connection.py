@@ -1,0 +1,147 @@
+"""One HTTP/1.1 connection: uvicorn's, with bounds on what a client may do to it. Knows bytes and uvicorn, no routes.
+
+uvicorn tells only the request that came last that its client has left, reads heads of any size, waits for ever for what
+is not sent, and accepts more connections than there are descriptors. What it does with a request that was read whole is
+left as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections import deque
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.serve.problems import Problem, unavailable
+from headrace.serve.written import as_json
+
+HEAD_BYTES = 2**16
+"""Largest head of a request, and most bytes between two pieces of its body; one read of the socket more may pass."""
+
+SILENCE_S = 60.0
+"""How long a client that has begun to connect or to send may be silent before the connection is closed."""
+
+AHEAD = 16
+"""Requests that may wait behind the one that is answered while the socket is still read, and a leaving noticed."""
+
+
+ACCEPTED = 32
+"""Most connections accepted at once, before any of them can be refused. asyncio takes the socket's backlog for it, and
+where the process has no descriptor left it logs each of those with a traceback, again and again."""
+
+
+def most_connections() -> int:
+    """Half of the descriptors that the process may have; the rest is for files and what was accepted meanwhile."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
+class Connection(HttpToolsProtocol):
+    """The methods are callbacks: of the event loop, and of the parser that `data_received` feeds."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._answer = self.app
+        self.app = self._answer_who_is_there
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        self._loose = 0
+        """Bytes since the last head or piece of a body ended."""
+        self._sending = True
+        """Whether it is for the client to send something; `_silence` then looks whether it does."""
+        self._heard = 0.0
+        self._silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if (sock := transport.get_extra_info("socket")) is not None and sock.family != socket.AF_UNIX:
+            # asyncio does it for sockets that say they are TCP; others, inherited ones, would hold small writes back
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > most_connections():
+            self._refuse(
+                unavailable("the server has as many connections as it can", "too_many_connections", retry=True)
+            )
+            return
+        self._heard = self.loop.time()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        self._tell_all()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self.loop.time()
+        self._loose += len(data)
+        super().data_received(data)
+        if self._loose > HEAD_BYTES and not self.transport.is_closing():
+            message = f"the head of the request is larger than the {HEAD_BYTES} bytes that this server takes"
+            self._refuse(Problem(431, message, code="request_too_large"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._sending = True
+        self._watch()
+
+    def on_headers_complete(self) -> None:
+        self._loose = 0
+        super().on_headers_complete()
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(self.cycle)
+        if len(self.pipeline) < AHEAD:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._loose = 0
+        self._sending = False
+        super().on_message_complete()
+
+    async def _answer_who_is_there(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application. A failed write is told in the loop's next turn only; asyncio logs every one until then."""
+
+        async def sent(message: Message) -> None:
+            if self.transport.is_closing():
+                self._tell_all()
+            await send(message)
+
+        await self._answer(scope, receive, sent)
+
+    def _tell_all(self) -> None:
+        """The client has left."""
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _refuse(self, problem: Problem) -> None:
+        """Where an earlier request is still answered there is no place to say so."""
+        if all(cycle.response_complete for cycle in self._unanswered):
+            body = as_json(problem.body())
+            lines = [f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}", "content-type: application/json"]
+            lines += [f"{name}: {value}" for name, value in problem.headers.items()]
+            lines += [f"content-length: {len(body)}", "connection: close", "", ""]
+            self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.close()
+
+    def _watch(self) -> None:
+        if self._silence is None:
+            self._silence = self.loop.call_later(SILENCE_S, self._look)
+
+    def _look(self) -> None:
+        self._silence = None
+        if not self._sending or self.transport.is_closing():
+            return
+        left = self._heard + SILENCE_S - self.loop.time()
+        if left <= 0:
+            self.transport.close()
+        else:
+            self._silence = self.loop.call_later(left, self._look)

@@ -1,0 +1,68 @@
+"""How much of a prompt a step takes up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.scheduler.pace import GRACE_S, KNOWN, SLOWER, Pace
+
+WHATEVER = 2**31
+
+
+def paced(step_s: float | None = None, alone: float = 0.02, each: float = 0.001) -> Pace:
+    pace = Pace(step_s)
+    pace.took(4, 0, alone)
+    pace.took(4, 50, alone + 50 * each)
+    return pace
+
+
+def test_nothing_is_held_back_before_anything_is_known() -> None:
+    assert Pace().others(3) == WHATEVER
+    assert Pace(0.001).others(3) == WHATEVER
+    once = Pace()
+    once.took(2, 0, 0.01)
+    assert once.others(2) == WHATEVER
+
+
+def test_beside_answers_a_step_lasts_twice_as_long_and_a_little() -> None:
+    assert paced().others(4) == pytest.approx((0.02 + GRACE_S) / 0.001, abs=1)
+    assert paced().others(0) == WHATEVER, "where nobody answers nobody waits"
+
+
+def test_a_step_of_so_many_milliseconds() -> None:
+    assert paced(0.1).others(0) == pytest.approx(100, abs=1)
+    assert paced(0.1).others(4) == pytest.approx(80, abs=1)
+    assert paced(0.001).others(4) == 1, "a prompt gets on, however long its tokens take"
+
+
+def test_what_a_few_steps_were_held_up_by_does_not_count() -> None:
+    pace = paced()
+    for _ in range(KNOWN):
+        pace.took(4, 0, 0.02)
+        pace.took(4, 50, 0.07)
+    for _ in range(KNOWN // 2):
+        pace.took(4, 0, 3.0)
+        pace.took(4, 50, 3.0)
+    assert pace.others(4) == pytest.approx((0.02 + GRACE_S) / 0.001, abs=1)
+
+
+def test_it_follows_what_it_sees() -> None:
+    pace = paced()
+    for _ in range(KNOWN):
+        pace.took(4, 0, 0.2)
+        pace.took(4, 10, 0.2 + 10 * 0.01)
+    assert pace.others(4) == pytest.approx((0.2 + GRACE_S) / 0.01, abs=1)
+    assert pace.token_s == pytest.approx(0.01)
+
+
+@given(
+    alone=st.floats(0.001, 1),
+    each=st.floats(1e-5, 0.1),
+    answers=st.integers(1, 64),
+)
+def test_the_step_that_is_planned_keeps_to_it(alone: float, each: float, answers: int) -> None:
+    others = paced(None, alone, each).others(answers)
+    assert others == 1 or alone + others * each <= SLOWER * alone + GRACE_S + 1e-6
+    assert alone + (others + 2) * each > SLOWER * alone + GRACE_S - 1e-6

@@ -275,6 +275,14 @@ def test_a_broken_record_does_not_keep_a_model_from_loading(folder: Path, caplog
 # the plan of an engine
 
 
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process counts the same in every plan of a test."""
+    now = resident()
+    monkeypatch.setattr("headrace.engine.build.resident", lambda: now)
+
+
+@pytest.mark.usefixtures("steady")
 def test_too_little_is_refused_before_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("weights are read")
@@ -298,6 +306,7 @@ def test_too_little_is_refused_before_weights_are_read(folder: Path, monkeypatch
         LLM(folder, memory=str(tight), context=96)
 
 
+@pytest.mark.usefixtures("steady")
 def test_a_small_control_group_is_refused_by_the_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = plan_engine(folder, Options()).memory.plan.needs
     now = resident()
@@ -308,6 +317,7 @@ def test_a_small_control_group_is_refused_by_the_context(folder: Path, monkeypat
     assert error.value.option == "context"
 
 
+@pytest.mark.usefixtures("steady")
 def test_an_engine_within_a_bound_works(folder: Path) -> None:
     needs = plan_engine(folder, Options()).memory.plan.needs
     with LLM(folder, threads=1, memory=str(needs.fixed + 40 * needs.block)) as llm:

@@ -72,7 +72,7 @@ class Blocks:
         self.reserved = 0
         """Blocks that are pinned for good."""
         self._tables: dict[int, _Table] = {}
-        self._windowed = [(g, w) for g, w in enumerate(windows) if w is not None]
+        self._windowed = [g for g, w in enumerate(windows) if w is not None]
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(windows)
 
     @property
@@ -103,7 +103,7 @@ class Blocks:
     def _peak(self, index: int) -> int:
         """Blocks held when the first token of block `index` has been stored; it never falls as `index` grows."""
         first = index * self.block
-        return sum(index + 1 - (0 if w is None else max(0, first - w + 1) // self.block) for w in self.windows)
+        return sum(index + 1 - self.read_from(g, first) for g in range(len(self.windows)))
 
     def read_from(self, group: int, query: int) -> int:
         """The first block of a group that a query at position `query`, or a later one, can read."""
@@ -138,12 +138,7 @@ class Blocks:
                     self._hold(b)
                     self._kept[b] = max(self._kept[b], priority)
             ids.extend(new)
-        query = len(table.groups[0]) * self.block
-        for g, ids in enumerate(table.groups):
-            gone = self.read_from(g, query)
-            self._drop([b for b in ids[table.gone[g] : gone] if b >= 0])
-            ids[:gone] = [-1] * gone
-            table.gone[g] = gone
+        self.trim(request, len(table.groups[0]) * self.block)
 
     def room(self, request: int, length: int) -> int:
         """How many tokens after the first `length` fit into the table with all that is free."""
@@ -175,13 +170,13 @@ class Blocks:
 
     def trim(self, request: int, query: int) -> None:
         """Give back what no query at position `query` or later can read."""
-        for g, window in self._windowed:
-            gone = (query - window + 1) // self.block
+        for g in self._windowed:
+            gone = self.read_from(g, query)
             table = self._tables[request]
             start = table.gone[g]
             if gone > start:
                 ids = table.groups[g]
-                self._drop(ids[start:gone])
+                self._drop([b for b in ids[start:gone] if b >= 0])
                 ids[start:gone] = [-1] * (gone - start)
                 table.gone[g] = gone
 

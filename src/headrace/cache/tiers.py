@@ -18,12 +18,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
+from headrace.cache.pool import Bytes
+
 _log = logging.getLogger(__name__)
 
 _LEFT_S = 600
 """Seconds after which nobody is still writing a file."""
-
-Bytes = bytes | bytearray | memoryview
 
 
 class Tier(Protocol):

@@ -280,17 +280,15 @@ class Scheduler:
         block = self.blocks.block
         if request.computed % block or request.unreported:  # who wants log-probabilities of its prompt computes it
             return True
-        keys = self._keys(request)
-        most = (len(request.tokens) - 1) // block  # the last token is computed, for its logits
-        have = request.computed // block
-        if count := self.prefix.match(keys[:most], have):
+        keys, have = self._reusable(request), request.computed // block
+        if count := self.prefix.match(keys, have):
             self.prefix.take(request.id, keys, count, request.priority)
             request.computed, request.kept = count * block, count
             have = count
-        if have >= most:
+        if have >= len(keys):
             return True
         if self._loading_pays():
-            self._moves += self.prefix.load(keys[:most], have, request.root, request.tokens, request.priority)
+            self._moves += self.prefix.load(keys, have, request.root, request.tokens, request.priority)
         return keys[have] not in self._coming and not self.prefix.arriving(keys[have])
 
     def _loading_pays(self) -> bool:
@@ -302,6 +300,10 @@ class Scheduler:
         """The keys of all its whole blocks."""
         self.prefix.extend(request.keys, request.root, request.tokens)
         return request.keys
+
+    def _reusable(self, request: Request) -> list[bytes]:
+        """The keys of those that it need not compute itself: its last token it must, for its logits."""
+        return self._keys(request)[: (len(request.tokens) - 1) // self.blocks.block]
 
     def _give_row(self, request: Request) -> None:
         """A row of as many tokens as budget and blocks allow; none where that is none."""
@@ -389,8 +391,8 @@ class Scheduler:
         need = self.blocks.need(len(request.tokens)) + growth - self.blocks.free
         if need <= 0 or request.unreported:
             return need <= 0
-        keys = self._keys(request)
-        return need <= self.prefix.held(keys, self.prefix.match(keys[: (len(request.tokens) - 1) // self.blocks.block]))
+        keys = self._reusable(request)
+        return need <= self.prefix.held(keys, self.prefix.match(keys))
 
     def _introduce(self, now: float) -> tuple[Admission, ...]:
         """Those in the plan whom the executor does not know."""

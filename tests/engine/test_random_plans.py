@@ -209,12 +209,13 @@ def trial(seed: int) -> Counter[str]:
     known: list[tuple[int, ...]] = []
     for user in range(rng.randint(1, 10)):
         prompt = draw_prompt(rng, most, known)
-        params = draw_params(rng)
+        drawn = draw_params(rng)
         at = rng.choice((0, rng.randint(0, 30)))
         salt, priority = rng.choice(("", "", "", "mine")), rng.choice((0, 0, 1, -2))
         tenant = rng.choice(("", "", "a", "b"))
+        params = replace(drawn, cache_salt=salt, priority=priority)
         seen["salted"] += bool(salt)
-        arrivals.setdefault(at, []).append(Submit(user, prompt, params, time.monotonic(), salt, priority, tenant))
+        arrivals.setdefault(at, []).append(Submit(user, prompt, params, time.monotonic(), tenant))
         if rng.random() < 0.15:
             aborts.setdefault(at + rng.randint(0, 20), []).append(user)
         for choice in range(params.n):

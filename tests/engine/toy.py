@@ -344,13 +344,11 @@ class Rig:
         self.plans: list[Plan] = []
         self.users = 0
 
-    def submit(
-        self, prompt: Sequence[int], *, salt: str = "", priority: int = 0, tenant: str = "", **params: Any
-    ) -> int:
+    def submit(self, prompt: Sequence[int], *, salt: str = "", tenant: str = "", **params: Any) -> int:
         """Put a request in; its id. Greedy and without end unless `params` say otherwise."""
         user, self.users = self.users, self.users + 1
-        resolved = SamplingParams(**{"temperature": 0, "seed": 0} | params)
-        message = Submit(user, tuple(prompt), resolved, time.monotonic(), salt, priority, tenant)
+        resolved = SamplingParams(**{"temperature": 0, "seed": 0, "cache_salt": salt} | params)
+        message = Submit(user, tuple(prompt), resolved, time.monotonic(), tenant)
         self.collect(self.scheduler.submit(message))
         return user
 

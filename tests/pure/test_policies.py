@@ -41,7 +41,6 @@ def request(
         text=Letters(params),
         arrived=arrived,
         order=order,
-        priority=priority,
         tenant=tenant,
     )
 

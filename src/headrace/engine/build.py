@@ -248,11 +248,10 @@ class Loaded:
 
     def submit(self, request: int, prompt: Sequence[int], params: SamplingParams, tenant: str = "") -> None:
         """Start an admitted request, whatever the queue. EngineDeadError where nobody would serve it."""
-        salt, priority = params.cache_salt, params.priority
         if self._keeper is not None:
             self._keeper.begin(request, len(prompt), params.n)
         try:
-            self._engine.post(Submit(request, tuple(prompt), params, time.monotonic(), salt, priority, tenant))
+            self._engine.post(Submit(request, tuple(prompt), params, time.monotonic(), tenant))
         except BaseException:
             if self._keeper is not None:
                 self._keeper.forget(request)

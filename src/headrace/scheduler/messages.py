@@ -18,9 +18,6 @@ class Submit:
     """Resolved: no None but in `max_tokens`, `logprobs` and `prompt_logprobs`."""
     arrived: float
     """time.monotonic() when the request came in."""
-    salt: str = ""
-    """Requests share cached prefixes only with those of the same salt."""
-    priority: int = 0
     tenant: str = ""
     """Whose it is: tenants get equal shares of the engine."""
     pin: bool = False

@@ -88,7 +88,6 @@ class Request:
     """The prefix cache's keys of its whole blocks, as far as they were asked for."""
     root: bytes = b""
     """The key before them."""
-    priority: int = 0
     tenant: str = ""
     """Whose it is."""
     pin: bool = False

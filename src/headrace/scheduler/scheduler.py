@@ -282,13 +282,13 @@ class Scheduler:
             return True
         keys, have = self._reusable(request), request.computed // block
         if count := self.prefix.match(keys, have):
-            self.prefix.take(request.id, keys, count, request.priority)
+            self.prefix.take(request.id, keys, count, request.params.priority)
             request.computed, request.kept = count * block, count
             have = count
         if have >= len(keys):
             return True
         if self._loading_pays():
-            self._moves += self.prefix.load(keys, have, request.root, request.tokens, request.priority)
+            self._moves += self.prefix.load(keys, have, request.root, request.tokens, request.params.priority)
         return keys[have] not in self._coming and not self.prefix.arriving(keys[have])
 
     def _loading_pays(self) -> bool:
@@ -461,7 +461,7 @@ class Scheduler:
             index,
             request.tokens[index * block : min((index + 1) * block, request.computed)],
             self.blocks.at(request.id, index),
-            request.priority,
+            request.params.priority,
             sound=request.spoke is not None,
         )
 
@@ -492,10 +492,9 @@ class Scheduler:
             text=self._text(params),
             arrived=message.arrived,
             order=self._next_order,
-            priority=message.priority,
             tenant=message.tenant,
             pin=message.pin,
-            root=self.prefix.root(message.salt if self.reuse else f"{message.id}"),
+            root=self.prefix.root(message.params.cache_salt if self.reuse else f"{message.id}"),
             unreported=0 if choice or params.prompt_logprobs is None else prompt,
         )
         request.rank = self.turns.rank(request)

@@ -71,10 +71,12 @@ class FairShare:
         tenant.finish = max(self.now, tenant.finish) + _expected(request)
         self._active += not tenant.live
         tenant.live += 1
-        return (tenant.start - PRIORITY_TOKENS * request.priority, request.order, request.choice)
+        return (tenant.start - PRIORITY_TOKENS * request.params.priority, request.order, request.choice)
 
     def begins(self, request: Request) -> None:
-        tag = request.rank[0] + PRIORITY_TOKENS * min(request.priority, 0)  # a low priority must not hurry newcomers on
+        tag = request.rank[0] + PRIORITY_TOKENS * min(
+            request.params.priority, 0
+        )  # a low priority must not hurry newcomers on
         self.now = max(self.now, tag)
         self._begun[request.id] = self._active
         self._move(_expected(request), self._active)

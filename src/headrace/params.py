@@ -26,6 +26,7 @@ MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 """Longest `cache_salt`."""
 LOGPROBS_MODES = ("raw", "processed")
+OVERFLOWS = ("error", "truncate-middle", "sliding", "sinks")
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 
 
@@ -77,6 +78,10 @@ class SamplingParams:
     """`raw`: of the model's own logits; `processed`: after penalties, bias and temperature."""
     skip_special_tokens: bool = True
     """Leave control tokens out of the text."""
+    overflow: str = "error"
+    """What becomes of a text longer than the context. `error`: a prompt is refused, and an answer ends there;
+    `truncate-middle`: the prompt's middle is left out; `sliding`: the text goes on in windows of the context's size;
+    `sinks`: so that its first 4 tokens stay in all of them."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests of the same salt; at most 256 characters."""
     priority: int = 0
@@ -108,6 +113,10 @@ class SamplingParams:
                 raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}", name)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise RequestError(f"logprobs_mode must be raw or processed, not {self.logprobs_mode!r}", "logprobs_mode")
+        if self.overflow not in OVERFLOWS:
+            raise RequestError(
+                f"overflow must be one of {', '.join(OVERFLOWS)}, not {shown(self.overflow)}", "overflow"
+            )
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise RequestError("max_tokens must be at least 1 (0 only with prompt_logprobs)", "max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -117,6 +126,11 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+
+    @property
+    def windowed(self) -> bool:
+        """May the text go on beyond the context?"""
+        return self.overflow in ("sliding", "sinks")
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:

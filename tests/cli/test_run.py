@@ -53,6 +53,7 @@ def test_the_answer_goes_out_and_the_figures_beside(log: Path) -> None:
 
 def test_parameters_reach_the_model(log: Path) -> None:
     options = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 --stop x --stop y,z"
+    options += " --overflow sinks"
     headrace("run", "m", "hi", "--system", "be brief", *options.split(), "--context", "512", "--kv-format", "bf16")
     opened, asked, *_ = log.read_text().splitlines()
     assert opened.startswith(
@@ -63,6 +64,7 @@ def test_parameters_reach_the_model(log: Path) -> None:
     )
     assert "min_p=0.1" in asked
     assert "seed=7, max_tokens=5, min_tokens=0, stop=('x', 'y,z')" in asked
+    assert "overflow='sinks'" in asked
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from headrace.scheduler.policy import Continuous, Dynamic, Policy, Static
 from headrace.scheduler.request import Request
 from headrace.scheduler.scheduler import Scheduler
 from headrace.scheduler.turns import FairShare, Turns
+from headrace.scheduler.windows import LEAST
 
 TRIALS = 1000
 PARTS = 5
@@ -42,6 +43,8 @@ RARE = (
     "length",
     "overtook",
     "batched",
+    "slid",
+    "scored in windows",
 )
 
 
@@ -114,7 +117,8 @@ def draw_policy(rng: random.Random) -> Policy:
     return rng.choice((Continuous(), Continuous(), Continuous(), *batches))
 
 
-def draw_params(rng: random.Random) -> SamplingParams:
+def draw_params(rng: random.Random, size: int) -> SamplingParams:
+    """`size` is that of overflow's windows."""
     only_prompt = rng.random() < 0.04
     max_tokens = 0 if only_prompt else rng.choice((None, rng.randint(1, 25)))
     return SamplingParams(
@@ -131,6 +135,7 @@ def draw_params(rng: random.Random) -> SamplingParams:
         ignore_eos=rng.random() < 0.3,
         logprobs=rng.choice((None, 0)),
         prompt_logprobs=0 if only_prompt else rng.choice((None, None, 0)),
+        overflow=rng.choice(("error", "error", "sliding", "sinks")) if size >= LEAST else "error",
     )
 
 
@@ -151,11 +156,15 @@ def drafted(
 
     def draft(row: Row) -> Row:
         room = -(row.start + len(row.tokens)) % block
-        if row.want is not Want.TOKEN or not room or rng.random() > share:
+        if row.want is not Want.TOKEN or rng.random() > share:
             return row
         r = known[row.request]
+        if r.windows:
+            room = min(room, r.windows.size - len(r.tokens) - 1)
+        if room < 1:
+            return row
         count = rng.randint(1, room)
-        guess = want[r.user, r.choice].tokens[len(r.tokens) - r.prompt :][:count]
+        guess = want[r.user, r.choice].tokens[r.length - r.prompt :][:count]
         guess += [rng.randrange(VOCAB) for _ in range(count - len(guess))]
         if rng.random() < 0.4:
             guess[rng.randrange(count)] = rng.randrange(VOCAB)
@@ -201,6 +210,7 @@ def trial(seed: int) -> Counter[str]:
     tier = ToyTier()
     scheduler, toy = config.scheduler(tier), Toy(config.count, config.block, config.windows, tier, rng)
     most = min(config.context, scheduler.blocks.most_tokens + 1)
+    size = min(config.context, scheduler.blocks.most_tokens)
     forgotten = watch(scheduler.blocks)
     seen: Counter[str] = Counter()
     arrivals: dict[int, list[Submit]] = {}
@@ -208,8 +218,8 @@ def trial(seed: int) -> Counter[str]:
     want: dict[tuple[int, int], Answer] = {}
     known: list[tuple[int, ...]] = []
     for user in range(rng.randint(1, 10)):
-        prompt = draw_prompt(rng, most, known)
-        drawn = draw_params(rng)
+        drawn = draw_params(rng, size)
+        prompt = draw_prompt(rng, 4 * most if drawn.windowed else most, known)
         at = rng.choice((0, rng.randint(0, 30)))
         salt, priority = rng.choice(("", "", "", "mine")), rng.choice((0, 0, 1, -2))
         tenant = rng.choice(("", "", "a", "b"))
@@ -219,7 +229,7 @@ def trial(seed: int) -> Counter[str]:
         if rng.random() < 0.15:
             aborts.setdefault(at + rng.randint(0, 20), []).append(user)
         for choice in range(params.n):
-            want[user, choice] = naive(prompt, params, choice, config.windows, config.eos, most)
+            want[user, choice] = naive(prompt, params, choice, config.windows, config.eos, most, size)
             known.append(prompt + tuple(want[user, choice].tokens))
     got: dict[tuple[int, int], Answer] = {}
     step = 0
@@ -236,6 +246,13 @@ def trial(seed: int) -> Counter[str]:
             seen["copied"] += sum(bool(row.copied) for row in plan.rows)
             seen["waited"] += any(r.id not in scheduler._rows and not r.known for r in scheduler.running)
             seen["resumed"] += sum(len(a.tokens) > a.prompt for a in plan.admitted)
+            seen["slid"] += sum(a.left_out > 0 for a in plan.admitted)
+            seen["scored in windows"] += sum(
+                row.want is Want.PROMPT and bool(request.left_out)
+                for row in plan.rows
+                for request in scheduler.running
+                if request.id == row.request
+            )
             seen["stalled"] += len(scheduler.running) > len(plan.rows)
             if config.drafts:
                 plan = drafted(plan, scheduler, config.block, want, config.drafts, rng)

@@ -19,6 +19,7 @@ from headrace.execute.plan import Admission, Move, Moved, Plan, Result, Row, Row
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta, Submit, Timings
 from headrace.scheduler.scheduler import Scheduler
+from headrace.scheduler.windows import SINKS
 
 PIECES = ("a", "b", "c", "ab", "", "ca", "bb", "d", "e", "ad", "f")
 VOCAB = len(PIECES)
@@ -115,17 +116,48 @@ class Answer:
             assert not t.first_token_s or t.queued_s <= t.first_token_s <= t.total_s
 
 
+def seen_of(text: Sequence[int], overflow: str, size: int) -> list[int]:
+    """What of a text the token after it is chosen from, in windows of `size`: every half window another half is left
+    out, until something fits."""
+    sinks = SINKS if overflow == "sinks" else 0
+    first, rest = list(text[:sinks]), list(text[sinks:])
+    while len(first) + len(rest) >= size:
+        rest = rest[size // 2 :]
+    return first + rest
+
+
+def top_of(text: Sequence[int], windows: Windows) -> int:
+    """The model alone, over a whole text."""
+    kv: list[list[int]] = [[] for _ in windows]
+    top = 0
+    for position, token in enumerate(text):
+        top = 0
+        for g, window in enumerate(windows):
+            kv[g].append(store(g, token, position, top))
+            top = read(kv[g][-window:] if window else kv[g])
+    return top
+
+
 def naive(
-    prompt: Sequence[int], params: SamplingParams, choice: int, windows: Windows, eos: frozenset[int], most: int
+    prompt: Sequence[int],
+    params: SamplingParams,
+    choice: int,
+    windows: Windows,
+    eos: frozenset[int],
+    most: int,
+    size: int = 0,
 ) -> Answer:
-    """One choice alone, token by token; `most` is the longest prompt plus answer."""
+    """One choice alone, token by token; `most` is the longest prompt plus answer, `size` that of overflow's windows."""
     answer, text = Answer(), Letters(params)
     own = frozenset() if params.ignore_eos else eos
     ends = own | frozenset(params.stop_token_ids)
     admission = Admission(0, choice, params, tuple(prompt), len(prompt), ends)
     kv: list[list[int]] = [[] for _ in windows]
     tokens, top = list(prompt), 0
-    limit = most if params.max_tokens is None else min(most, len(prompt) + params.max_tokens)
+    if params.windowed:
+        limit = len(prompt) + (most if params.max_tokens is None else params.max_tokens)
+    else:
+        limit = most if params.max_tokens is None else min(most, len(prompt) + params.max_tokens)
     for position in range(limit):
         token = tokens[position]
         if position < len(prompt) and params.prompt_logprobs is not None and choice == 0:
@@ -134,6 +166,8 @@ def naive(
         for g, window in enumerate(windows):
             kv[g].append(store(g, token, position, top))
             top = read(kv[g][-window:] if window else kv[g])
+        if params.windowed and position + 1 >= size:
+            top = top_of(seen_of(tokens[: position + 1], params.overflow, size), windows)
         if position < len(prompt) - 1:
             continue
         if len(tokens) >= limit:
@@ -169,6 +203,13 @@ class _State:
     foreign: int = 0
     """Its first tokens, which lie in blocks that others have computed."""
     top: int = 0
+
+    @property
+    def view(self) -> tuple[int, ...]:
+        """What its rows compute of what was admitted."""
+        a = self.admission
+        sinks = SINKS if a.params.overflow == "sinks" and a.left_out else 0
+        return a.tokens[:sinks] + a.tokens[sinks + a.left_out :]
 
 
 class ToyTier:
@@ -274,9 +315,11 @@ class Toy:
 
     def _run_row(self, state: _State, row: Row) -> RowResult:
         known = len(row.tokens) - row.drafts
-        told = state.admission.tokens[row.start : row.start + known]
+        a, view = state.admission, state.view
+        told = view[row.start : row.start + known]
         assert row.tokens and row.tokens[: len(told)] == told, "not the tokens that were admitted"
-        state.tokens[row.start :] = [*row.tokens, *state.admission.tokens[row.start + len(row.tokens) :]]
+        if (new_from := len(view) - row.start) < len(row.tokens):
+            state.tokens[max(row.start + a.left_out, len(a.tokens)) :] = row.tokens[max(0, new_from) :]
         tops, before = [], state.top
         for position, token in enumerate(row.tokens, row.start):
             tops.append(self._compute(state, position, token))
@@ -287,11 +330,11 @@ class Toy:
             prompt_logprobs = tuple(logprob(top, t) if i else None for i, (top, t) in enumerate(pairs, row.start))
         if not row.want & Want.TOKEN:
             return RowResult(prompt_logprobs=prompt_logprobs)
-        a = state.admission
-        assert row.start + known >= len(a.tokens), "a token is wanted before the end of the known ones"
-        if a.params.seed == POISON and row.start + known >= a.prompt + 2:
+        start = a.left_out + row.start
+        assert start + known >= len(a.tokens), "a token is wanted before the end of the known ones"
+        if a.params.seed == POISON and start + known >= a.prompt + 2:
             return RowResult(error="the logits are not finite")
-        ends = range(row.start + known, row.start + len(row.tokens) + 1)
+        ends = range(start + known, start + len(row.tokens) + 1)
         new = tuple(
             choose(top, a, state.tokens[a.prompt : end]) for top, end in zip(tops[known - 1 :], ends, strict=True)
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.admission import Limits, admit
+from headrace.engine.admission import Limits, admit, cut
 from headrace.errors import RequestError
 from headrace.params import SamplingParams
 
@@ -163,3 +163,55 @@ def test_nothing_else_changes() -> None:
     for f in fields(SamplingParams):
         if f.name not in resolved:
             assert getattr(out, f.name) == getattr(params, f.name)
+
+
+@pytest.mark.parametrize("overflow", ["sliding", "sinks"])
+def test_windows_take_any_length(overflow: str) -> None:
+    judge([1] * 10_000, overflow=overflow)
+    judge([1] * 10_000, SMALL_POOL, overflow=overflow, max_tokens=100_000, min_tokens=90_000)
+    judge([1] * 10_000, overflow=overflow, max_tokens=0, prompt_logprobs=2)
+    assert refusal([], overflow=overflow).param == "prompt"
+    assert refusal([100], overflow=overflow).param == "prompt"
+    error = refusal([1], Limits(context=512, vocab=100, pool_tokens=15), overflow=overflow)
+    assert error.param == "overflow"
+    assert "at least 16" in str(error) and "pool holds 15" in str(error)
+    judge([1], Limits(context=16, vocab=100, pool_tokens=16), overflow=overflow)
+
+
+@pytest.mark.parametrize(
+    ("length", "limits", "asked", "left"),
+    [
+        (511, LIMITS, None, 511),
+        (512, LIMITS, None, 384),
+        (5000, LIMITS, None, 384),
+        (400, LIMITS, 112, 400),
+        (401, LIMITS, 112, 400),
+        (5000, LIMITS, 509, 3),
+        (201, SMALL_POOL, None, 73),
+        (5000, SMALL_POOL, 50, 151),
+    ],
+)
+def test_a_middle_is_left_out_so_that_the_answer_fits(
+    length: int, limits: Limits, asked: int | None, left: int
+) -> None:
+    params = SamplingParams(overflow="truncate-middle", max_tokens=asked)
+    prompt = list(range(length))
+    kept = list(cut(prompt, params, limits))
+    assert len(kept) == left
+    head = left - left // 2 if left < length else length
+    assert kept == prompt[:head] + (prompt[-(left // 2) :] if left < length else [])
+    admit([1] * length, params, limits=limits, defaults=Suggested())
+
+
+def test_a_middle_is_not_left_out_where_nobody_asked() -> None:
+    for overflow in ("error", "sliding", "sinks"):
+        assert len(cut([1] * 5000, SamplingParams(overflow=overflow), LIMITS)) == 5000
+    assert refusal([1] * 5000, overflow="truncate-middle", max_tokens=512).param == "max_tokens"
+    error = refusal([1] * 5000, overflow="truncate-middle", prompt_logprobs=0)
+    assert error.param == "prompt_logprobs"
+    assert "leaves 384" in str(error)
+    judge([1] * 500, overflow="truncate-middle", prompt_logprobs=0)
+
+
+def test_refusals_name_the_way_out() -> None:
+    assert "overflow" in str(refusal([1] * 600))

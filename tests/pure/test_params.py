@@ -25,6 +25,7 @@ REFUSED: list[tuple[str, Any]] = [
     *[("logprobs", v) for v in (-1, 101, True, 1.0)],
     *[("prompt_logprobs", v) for v in (-1, 101, True)],
     *[("logprobs_mode", v) for v in ("", "Raw", None)],
+    *[("overflow", v) for v in ("", "Error", "truncate", None, 1)],
     *[("ignore_eos", v) for v in (None, 1, "true")],
     *[("skip_special_tokens", v) for v in (None, 0)],
     *[("stop", v) for v in ("", ["", "x"], ["x"] * (MAX_STOPS + 1), "x" * (MAX_STOP_CHARS + 1), 5, [5])],

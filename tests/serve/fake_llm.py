@@ -166,10 +166,12 @@ class FakeLLM:
         tokens = [t for t in self.tokenizer.encode(text, parse_special=False) if t != BOS]
         self.script = lambda prompt, choice: Script(tokens, **how)
 
-    async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+    async def encode(self, text: str, params: SamplingParams, *, parse_special: bool = True) -> list[int]:
         return await asyncio.to_thread(self.tokenizer.encode, text, parse_special=parse_special)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, str]], **template: Any) -> list[int]:
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams, **template: Any
+    ) -> list[int]:
         return await asyncio.to_thread(lambda: self.tokenizer.chat(messages, **template))
 
     def check(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> SamplingParams:

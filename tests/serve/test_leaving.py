@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from headrace.errors import EngineDeadError, OptionError
+from headrace.params import SamplingParams
 from headrace.serve import connection
 from headrace.serve.app import create_app, listening, run
 from headrace.serve.connection import Connection
@@ -201,9 +202,9 @@ def test_leaving_before_the_first_token(api: Api) -> None:
 def test_leaving_while_tokenizing(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = api.llm.encode
 
-    async def slow(text: str, **how: Any) -> list[int]:
+    async def slow(text: str, params: SamplingParams, **how: Any) -> list[int]:
         await asyncio.sleep(0.5)
-        return await encode(text, **how)
+        return await encode(text, params, **how)
 
     monkeypatch.setattr(api.llm, "encode", slow)
     with pytest.raises(httpx.ReadTimeout):

@@ -122,6 +122,28 @@ def test_cached_tokens_are_told(url: str) -> None:
     assert salted["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
+@pytest.mark.parametrize("overflow", ["truncate-middle", "sliding", "sinks"])
+def test_texts_longer_than_the_context_where_asked_for(url: str, overflow: str) -> None:
+    prompt = [1 + i % 500 for i in range(2000)]
+    refused = httpx.post(f"{url}/v1/completions", json={"prompt": prompt}, timeout=60)
+    assert refused.status_code == 400 and "overflow" in refused.json()["error"]["message"]
+    body = {"prompt": prompt, "overflow": overflow, "ignore_eos": True, "temperature": 0}
+    served = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["usage"]
+    assert served["completion_tokens"] == 16
+    assert served["prompt_tokens"] == (512 - 16 if overflow == "truncate-middle" else 2000)
+    chat = {"messages": [{"role": "user", "content": "word " * 60_000}], "overflow": overflow, "max_tokens": 3}
+    answered = httpx.post(f"{url}/v1/chat/completions", json=chat, timeout=120)
+    assert answered.status_code == 200, answered.text
+    wrong = httpx.post(f"{url}/v1/completions", json=body | {"overflow": "middle"}, timeout=60)
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "overflow"
+
+
+def test_an_answer_goes_on_beyond_the_context_where_asked_for(url: str) -> None:
+    body = {"prompt": [1] * 500, "overflow": "sinks", "ignore_eos": True, "temperature": 0, "max_tokens": 600}
+    served = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+    assert served["usage"]["completion_tokens"] == 600
+
+
 def test_v5_five_megabytes(url: str) -> None:
     with httpx.stream(
         "POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True, "max_tokens": 40, "ignore_eos": True}

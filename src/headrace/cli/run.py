@@ -79,6 +79,14 @@ def run(
         int | None,
         typer.Option(help="The same seed gives the same answer; default: drawn anew.", rich_help_panel=_SAMPLING),
     ] = None,
+    overflow: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of texts longer than the context: error, truncate-middle (the prompt's middle is left "
+            "out), sliding (on in windows) or sinks (windows that keep the first tokens).",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = "error",
     stop: Annotated[
         list[str] | None,
         typer.Option(help="Text that ends the answer; may be given several times.", rich_help_panel=_SAMPLING),
@@ -105,6 +113,7 @@ def run(
             min_p=min_p,
             seed=seed,
             max_tokens=max_tokens,
+            overflow=overflow,
             stop=stop or (),
         )
     if raw and system is not None:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from headrace.errors import RequestError, shown
 from headrace.params import SamplingParams
+from headrace.scheduler.windows import LEAST
 
 T = TypeVar("T")
 
@@ -58,7 +59,17 @@ def admit(
     reached. `param` is what the client calls the prompt. An answer that only the pool cuts short is not refused: it
     ends with finish_reason "length".
     """
-    _judge_length(len(prompt), params, limits, param)
+    if params.windowed:
+        _judge_windows(len(prompt), params, limits, param)
+    else:
+        left = len(cut(prompt, params, limits))
+        _judge_length(left, params, limits, param)
+        if left < len(prompt) and params.prompt_logprobs is not None:
+            raise RequestError(
+                f"{param} has {len(prompt)} tokens, of which overflow truncate-middle leaves {left}: there are no "
+                "log-probabilities of the others, nor of what follows them; overflow sliding gives all",
+                "prompt_logprobs",
+            )
     _judge_ids(prompt, limits.vocab, param)
     _judge_ids(params.stop_token_ids, limits.vocab, "stop_token_ids")
     _judge_ids(params.logit_bias, limits.vocab, "logit_bias")
@@ -73,6 +84,30 @@ def admit(
     )
 
 
+def cut(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> Sequence[int]:
+    """What is computed of a prompt: all of it, but for `overflow: truncate-middle` where it leaves its answer no room.
+
+    Then as much of its beginning as of its end, and room for max_tokens; a quarter of the context without them.
+    """
+    room, asked = limits.longest, params.max_tokens
+    if params.overflow != "truncate-middle" or len(prompt) + (1 if asked is None else asked) <= room:
+        return prompt
+    most = max(2, room - (limits.context // 4 if asked is None else asked))
+    return prompt if len(prompt) <= most else [*prompt[: most - most // 2], *prompt[-(most // 2) :]]
+
+
+def _judge_windows(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
+    if prompt == 0:
+        raise RequestError(f"{param} is empty: at least one token is needed", param)
+    size = min(limits.context, limits.pool_tokens)
+    if size < LEAST:
+        raise RequestError(
+            f"overflow {params.overflow} needs windows of at least {LEAST} tokens; the context is {limits.context} "
+            f"tokens, and the KV pool holds {limits.pool_tokens}",
+            "overflow",
+        )
+
+
 def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
     asked = params.max_tokens
     least = 1 if asked is None else min(asked, 1)
@@ -81,7 +116,7 @@ def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: st
     if prompt + least > limits.context:
         raise RequestError(
             f"{param} has {prompt} tokens; the context is {limits.context} tokens, prompt and answer together, which "
-            f"leaves at most {limits.context - least} for the prompt",
+            f"leaves at most {limits.context - least} for the prompt (overflow says how to go beyond)",
             param,
         )
     if prompt > limits.pool_tokens:

@@ -19,7 +19,7 @@ from headrace.cache.pool import BLOCK, Pool, PoolShape
 from headrace.cache.radix import PrefixCache
 from headrace.cache.tiers import DiskTier
 from headrace.config import MAX_WAIT_MS, ROWS, CacheOptions, ExecuteOptions, Options, SchedulerOptions
-from headrace.engine.admission import Limits, admit
+from headrace.engine.admission import Limits, admit, cut
 from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
 from headrace.engine.past_load import LoadKeeper, Seen, read_seen
@@ -241,6 +241,10 @@ class Loaded:
         """The parameters with every default filled in. RequestError where the request cannot be served; `param` is what
         it calls the prompt."""
         return admit(prompt, params, limits=self.plan.limits, defaults=self.checkpoint.generation, param=param)
+
+    def cut(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        """What is computed of a prompt, by the `overflow` of admitted parameters."""
+        return list(cut(prompt, params, self.plan.limits))
 
     def ensure_room(self, requests: int, tokens: int) -> None:
         """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""

@@ -36,6 +36,8 @@ LONG_TEXT = 1 << 17
 PROBES = (1 << 17, 1 << 20)
 """Characters at the beginning of a text many times as long that are put into tokens first: where they alone are far
 more than the context, the text is refused. The whole would take a hundred bytes of memory a character, and a minute."""
+LONGEST = 1 << 20
+"""Instead of the context, in tokens, where a request says what becomes of longer texts."""
 
 
 class LLM:
@@ -123,6 +125,7 @@ class LLM:
         count = len(prompts)
         every = zip(prompts, _each(params, count), _names(count), strict=True)
         judged = [self.model.admit(ids, p, param=name) for ids, p, name in every]
+        prompts = [self.model.cut(ids, resolved) for ids, resolved in zip(prompts, judged, strict=True)]
         streams = []
         for text, ids, resolved in zip(texts, prompts, judged, strict=True):
             request = self.model.new_id()
@@ -227,18 +230,22 @@ class AsyncLLM:
         """Gauges and counters of the engine."""
         return self.model.stats()
 
-    async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """Token ids of a raw prompt, BOS as the file says. RequestError where it is far longer than the context."""
-        return await self._ids(text, parse_special)
+    async def encode(self, text: str, params: SamplingParams | None = None, *, parse_special: bool = True) -> list[int]:
+        """Token ids of a raw prompt, BOS as the file says. RequestError where it is far longer than the context, or,
+        where the `overflow` of `params` allows that, than a million tokens."""
+        return await self._ids(text, params, parse_special)
 
-    async def render_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
-        """Token ids of a conversation, see `Tokenizer.chat`. RequestError where one of its texts is far longer than the
-        context."""
+    async def render_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any
+    ) -> list[int]:
+        """Token ids of a conversation, see `Tokenizer.chat`. RequestError where one of its texts is too long, as for
+        `encode`."""
+        longest = self._longest(params)
         texts = [_texts(message) for message in messages] if isinstance(messages, Sequence) else []
 
         def work() -> list[int]:
             for number, text in ((n, text) for n, some in enumerate(texts) for text in some):
-                _probe(self.tokenizer, text, self.model.context, f"messages[{number}].content")
+                _probe(self.tokenizer, text, longest, f"messages[{number}].content")
             return self.tokenizer.chat(messages, **template)
 
         return await self._in_pool(work, sum(len(text) for some in texts for text in some))
@@ -247,26 +254,26 @@ class AsyncLLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
     ) -> RequestOutput:
         """Complete one prompt. Cancelling the awaiting task aborts the request."""
-        ids = await self._ids(prompt, parse_special)
+        ids = await self._ids(prompt, params, parse_special)
         return await self.submit(ids, params, text=_text(prompt), tenant=tenant).drain()
 
     async def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "", **template: Any
     ) -> RequestOutput:
         """Answer one conversation. Cancelling the awaiting task aborts the request."""
-        return await self.submit(await self.render_chat(messages, **template), params, tenant=tenant).drain()
+        return await self.submit(await self.render_chat(messages, params, **template), params, tenant=tenant).drain()
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
     ) -> RequestStream:
         """Complete one prompt; iterate over the result with `async for`."""
-        return self.submit(await self._ids(prompt, parse_special), params, text=_text(prompt), tenant=tenant)
+        return self.submit(await self._ids(prompt, params, parse_special), params, text=_text(prompt), tenant=tenant)
 
     async def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "", **template: Any
     ) -> RequestStream:
         """Answer one conversation; iterate over the result with `async for`."""
-        return self.submit(await self.render_chat(messages, **template), params, tenant=tenant)
+        return self.submit(await self.render_chat(messages, params, **template), params, tenant=tenant)
 
     def check(
         self, prompt: Sequence[int], params: SamplingParams | None = None, *, param: str = "prompt"
@@ -297,6 +304,7 @@ class AsyncLLM:
     ) -> RequestStream:
         """`submit` for what `check` and `ensure_room` have judged already."""
         request = self.model.new_id()
+        prompt = self.model.cut(prompt, judged)
         collector = Collector(f"req-{request}", text, list(prompt), judged, self.tokenizer)
         stream = RequestStream(request, collector, self)
         self._sinks[request] = _Sink(stream.loop, stream.put)
@@ -329,10 +337,15 @@ class AsyncLLM:
         if "model" in vars(self):  # else it could not be loaded
             self.model.stop()  # and not wait: the collector runs anywhere, in the midst of anything
 
-    async def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
+    def _longest(self, params: SamplingParams | None) -> int:
+        """Most tokens of a text, roughly."""
+        context = self.model.context
+        return context if params is None or params.overflow == "error" else max(context, LONGEST)
+
+    async def _ids(self, prompt: Prompt, params: SamplingParams | None, parse_special: bool) -> list[int]:
         def work() -> list[int]:
             if isinstance(prompt, str):
-                _probe(self.tokenizer, prompt, self.model.context, "prompt")
+                _probe(self.tokenizer, prompt, self._longest(params), "prompt")
             return _encode(self.tokenizer, prompt, parse_special)
 
         return await self._in_pool(work, len(prompt) if isinstance(prompt, str) else 0)
@@ -458,16 +471,16 @@ def _texts(message: object) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _probe(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
-    """RequestError for `param` where the text's beginning alone is more than twice the context: what follows can
+def _probe(tokenizer: Tokenizer, text: str, longest: int, param: str) -> None:
+    """RequestError for `param` where the text's beginning alone is more than twice the `longest`: what follows can
     change its last tokens, not their number by half."""
     for size in PROBES:
         if len(text) <= 4 * size:
             return
         count = len(tokenizer.encode(text[:size], parse_special=False, add_bos=False, param=param))
-        if count > 2 * context:
+        if count > 2 * longest:
             raise RequestError(
-                f"the first {size} of {len(text)} characters alone are {count} tokens, but the context has {context}",
+                f"the first {size} of {len(text)} characters alone are {count} tokens, but the context has {longest}",
                 param,
             )
 

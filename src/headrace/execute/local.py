@@ -32,19 +32,20 @@ def logits_at_once(vocab: int) -> int:
 class _Live:
     """One request's state."""
 
-    __slots__ = ("ahead", "blocks", "dead", "line", "prompt", "sampling")
+    __slots__ = ("ahead", "blocks", "dead", "left_out", "line", "prompt", "sampling")
 
-    def __init__(self, line: int, prompt: tuple[int, ...], sampling: SamplingState, groups: int) -> None:
+    def __init__(self, line: int, admission: Admission, vocab: int, groups: int) -> None:
         self.line = line
         """Its line in every group's table."""
-        self.prompt = prompt
-        self.sampling = sampling
+        self.prompt = admission.tokens[: admission.prompt]
+        self.left_out = admission.left_out
+        self.sampling = SamplingState(admission, vocab)
         self.blocks = 0
         """Entries of each of its tables."""
         self.dead = [0] * groups
         """Per group: how many of the first entries have left the window for good."""
         self.ahead: tuple[int, TokenLogprob] | None = None
-        """The log-probability of the prompt's token at this position, computed by the row before that token's."""
+        """The log-probability of this token of the prompt, computed by the row before that token's."""
 
 
 class _Tables:
@@ -173,9 +174,7 @@ class LocalExecutor:
     def _admit(self, admission: Admission) -> None:
         if admission.request in self._live:
             raise ValueError(f"request {admission.request} is admitted twice")
-        sampling = SamplingState(admission, self._vocab)
-        prompt = admission.tokens[: admission.prompt]
-        self._live[admission.request] = _Live(self._tables.take(), prompt, sampling, self._groups)
+        self._live[admission.request] = _Live(self._tables.take(), admission, self._vocab, self._groups)
 
     def _release(self, request: int) -> None:
         if live := self._live.pop(request, None):
@@ -207,10 +206,11 @@ class LocalExecutor:
             if dead > live.dead[group]:
                 self._tables.arrays[group][live.line, live.dead[group] : dead] = -1
                 live.dead[group] = dead
+        start = live.left_out + row.start
         if row.drafts:
-            live.sampling.advance(row.start, row.tokens[: -row.drafts], row.tokens[-row.drafts :])
+            live.sampling.advance(start, row.tokens[: -row.drafts], row.tokens[-row.drafts :])
         else:
-            live.sampling.advance(row.start, row.tokens, ())
+            live.sampling.advance(start, row.tokens, ())
         return live
 
     # -- the step --------------------------------------------------------------------------------------------------
@@ -246,11 +246,11 @@ def _ask(row: Row, live: _Live, offset: int, wanted: list[int], asks: list[Ask])
 
     Scores of the prompt's next tokens come first, then draws; both never ask the same line.
     """
-    end = len(row.tokens)
+    start, end = live.left_out + row.start, len(row.tokens)
     prompt, tops = live.prompt, live.sampling.prompt_logprobs
-    if (row.want & Want.PROMPT or tops is not None) and row.start + 1 < len(prompt):
+    if (row.want & Want.PROMPT or tops is not None) and start + 1 < len(prompt):
         first = 0 if row.want & Want.PROMPT else end - 1
-        following = prompt[row.start + first + 1 : row.start + end + 1]
+        following = prompt[start + first + 1 : start + end + 1]
         wanted.extend(range(offset + first, offset + first + len(following)))
         asks.extend([Score(token, tops or 0) for token in following])
     if row.want & Want.TOKEN:
@@ -267,12 +267,13 @@ def _result(row: Row, live: _Live, answers: list[Answer]) -> RowResult:
     if error := next((answer.error for answer in scores if answer.error), None):
         return RowResult(error=error)
     prompt_logprobs: list[TokenLogprob | None] = []
+    start = live.left_out + row.start
     if row.want & Want.PROMPT:
-        carried = live.ahead[1] if live.ahead and live.ahead[0] == row.start else None
-        if carried is None and 0 < row.start < len(live.prompt):
-            return RowResult(error=f"the log-probability of prompt token {row.start} needs the row before it")
+        carried = live.ahead[1] if live.ahead and live.ahead[0] == start else None
+        if carried is None and row.start and start < len(live.prompt):
+            return RowResult(error=f"the log-probability of prompt token {start} needs the row before it")
         prompt_logprobs = [carried, *(answer.logprob for answer in scores), *[None] * len(row.tokens)]
-    end = row.start + len(row.tokens)
+    end = start + len(row.tokens)
     if scores and scores[-1].logprob and end < len(live.prompt):
         live.ahead = end, scores[-1].logprob
     tokens, logprobs, error = _drawn(drawn, row.tokens[len(row.tokens) - row.drafts :])

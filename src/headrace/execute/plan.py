@@ -36,11 +36,14 @@ class Admission:
     params: SamplingParams
     """With every None replaced by the model's default, and a seed."""
     tokens: tuple[int, ...]
-    """Prompt, then what was generated before a preemption."""
+    """Prompt, then what was generated before a preemption, or in earlier windows."""
     prompt: int
     """How many of `tokens` are prompt."""
     eos: frozenset[int]
     """Token ids that may not be chosen before `min_tokens`: end-of-sequence (unless ignored) and `stop_token_ids`."""
+    left_out: int = 0
+    """How many of `tokens` its rows leave out: what stands at position p of a row is token p + left_out (but for first
+    ones that were kept)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Row:
 
     request: int
     start: int
-    """Absolute position of tokens[0] = number of tokens whose KV is already in the pool."""
+    """Position of tokens[0] = number of tokens whose KV is already in the pool."""
     tokens: tuple[int, ...]
     """Known tokens, then drafts."""
     blocks: tuple[tuple[int, ...], ...]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Timings
+from headrace.scheduler.windows import Windows
 
 
 class Text(Protocol):
@@ -59,11 +60,11 @@ class Request:
     choice: int
     params: SamplingParams
     tokens: list[int]
-    """Prompt, then answer."""
+    """What its rows compute, by position: prompt, then answer; of a text longer than the context the window at hand."""
     prompt: int
-    """How many of `tokens` are prompt."""
+    """Tokens of the prompt."""
     limit: int
-    """Most tokens, prompt included: max_tokens, context and pool."""
+    """Most tokens of the text, prompt included: max_tokens and, without windows, context and pool."""
     eos: frozenset[int]
     """The model's end tokens that end this request."""
     ends: frozenset[int]
@@ -96,11 +97,69 @@ class Request:
     """Tokens of its prompt that its first row found in the prefix cache."""
     unreported: int = 0
     """How many of the prompt's last tokens still lack their log-probabilities, where they are wanted."""
+    windows: Windows | None = None
+    """Where texts longer than the context are asked for."""
+    left_out: list[int] = field(default_factory=list)
+    """Tokens of the text that the window leaves out, after the sinks."""
+    coming: list[int] = field(default_factory=list)
+    """Those of the prompt after the window, where their log-probabilities are wanted."""
     preemptions: int = 0
     started: float | None = None
     """When it was first given a row."""
     spoke: float | None = None
     """When its first token came."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text, as far as it is known."""
+        return len(self.left_out) + len(self.tokens) + len(self.coming)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The text."""
+        sinks = self.windows.sinks if self.windows else 0
+        return (*self.tokens[:sinks], *self.left_out, *self.tokens[sinks:], *self.coming)
+
+    def ends_known(self, end: int) -> bool:
+        """Is what comes after position `end` unknown, wanted and to be computed in this window?"""
+        most = self.limit if self.windows is None else min(self.limit - len(self.left_out), self.windows.size)
+        return end == len(self.tokens) < most
+
+    def scores(self, end: int) -> bool:
+        """Do log-probabilities of its prompt that still lack come with a row that ends at position `end`?"""
+        return self.unreported > 0 and len(self.left_out) + end > self.prompt - self.unreported
+
+    def lay_out(self) -> None:
+        """Choose the window to begin with: the prompt's first where its log-probabilities are wanted, else its last."""
+        if self.windows is None or len(self.tokens) < self.windows.size:
+            return
+        if self.unreported:
+            self.coming = self.tokens[self.windows.size :]
+            del self.tokens[self.windows.size :]
+        else:
+            self._leave_out(self.windows.left_out(len(self.tokens)))
+
+    @property
+    def over(self) -> bool:
+        """Is its window full, and all told that was to be told of it?"""
+        return (
+            self.windows is not None and len(self.tokens) >= self.windows.size and self.unreported <= len(self.coming)
+        )
+
+    def slide(self) -> None:
+        """Go on to the next window."""
+        assert self.windows is not None
+        step = self.windows.step
+        self._leave_out(step)
+        self.tokens += self.coming[:step]
+        del self.coming[:step]
+
+    def _leave_out(self, count: int) -> None:
+        assert self.windows is not None
+        sinks = self.windows.sinks
+        self.left_out += self.tokens[sinks : sinks + count]
+        del self.tokens[sinks : sinks + count]
+        self.keys.clear()
 
     def hear(self, tokens: tuple[int, ...]) -> Said:
         """Append tokens up to the first that ends the request; those behind it never were.
@@ -122,10 +181,10 @@ class Request:
             if (stop := self.text.stopped) is not None:
                 said.finish, said.reason = "stop", stop
                 break
-            if len(self.tokens) >= self.limit:
+            if self.length >= self.limit:
                 said.finish = "length"
                 break
-        if not tokens and self.computed >= self.limit:  # only the prompt was asked for
+        if not tokens and len(self.left_out) + self.computed >= self.limit:  # only the prompt was asked for
             said.finish = "length"
         if said.finish is not None:
             said.text += self.rest()

@@ -3,10 +3,9 @@
 `plan` makes a frozen plan, an executor runs it, `commit` takes its result in. There are no phases: a row is "these
 tokens, from here". Long prompts are computed in chunks beside the answers of others, under one budget of tokens per
 step (Agrawal et al. 2023, Sarathi, arXiv:2308.16369). Where the pool is full the latest loses its blocks and is
-computed anew later. What was computed once is reused: before a longer row begins a block it takes over all that follows
-and is in the prefix cache; where another row of the same plan is about to compute it, it waits. So requests that arrive
-together compute what they share once, like the n choices of one request. In which order requests stand is the business
-of `turns`, when they may join that of `policy`; which blocks, that of `cache.blocks` and `cache.radix`.
+computed anew later. In which order requests stand is the business of `turns`, when they may join that of `policy`; what
+they need not compute, that of `reuse`; which tokens of a long text they see, that of `windows`; which blocks, that of
+`cache.blocks`.
 
 Not safe for threads: one thread calls everything but `stats`.
 """
@@ -15,26 +14,24 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from statistics import median
 
 from headrace.cache.blocks import Blocks
-from headrace.cache.radix import Part, PrefixCache
-from headrace.execute.plan import Admission, Move, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.cache.radix import PrefixCache
+from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta, Submit, Timings
 from headrace.scheduler.pace import Pace
 from headrace.scheduler.policy import Continuous, Policy
 from headrace.scheduler.rate import Rate
 from headrace.scheduler.request import Place, Request, Text
+from headrace.scheduler.reuse import Reuse
 from headrace.scheduler.turns import FairShare, Turns
+from headrace.scheduler.windows import SINKS, Windows
 
 _RANK = attrgetter("rank")
-_LOADS = 15
-"""Moves from a tier whose times are remembered."""
 _AHEAD = 4
 """For so many steps' tokens there are blocks that can be taken without a loss, where there is a tier."""
 _WANTS = (Want.NOTHING, Want.TOKEN, Want.PROMPT, Want.BOTH)
@@ -107,8 +104,9 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.prefix = PrefixCache(blocks) if prefix is None else prefix
-        self.reuse = reuse
+        self._shares = reuse
         self.pace = pace
+        self._reuse = Reuse(self.prefix, blocks, pace)
         self._begun_s = 0.0
         self.budget = budget
         self.rows = rows
@@ -122,14 +120,10 @@ class Scheduler:
         self._users: dict[int, list[Request]] = {}
         self._by_id: dict[int, Request] = {}
         self._released: list[int] = []
-        self._moves: list[Move] = []
-        self._load_s: deque[float] = deque(maxlen=_LOADS)
         self._rows: dict[int, Row] = {}
-        self._coming: set[bytes] = set()
         self._left = 0
         self._next_id = self._next_order = 0
         self._steps = self._tokens_in = self._tokens_out = self._preemptions = self._aborts = 0
-        self._tier_saves = self._tier_loads = 0
         self._waiting_tokens = 0
         self._rate = Rate()
         self._prefix_asked = self._prefix_hits = self._places = self._places_filled = 0
@@ -141,11 +135,13 @@ class Scheduler:
         prompt, n = len(message.prompt), message.params.n
         room = self.blocks.most_tokens
         limit = min(self._context, room + 1)  # a last token is never computed, so needs no place
-        most = min(limit, room) if message.params.max_tokens == 0 else limit - 1
-        if not 0 < prompt <= most:
-            why = f"a prompt of {prompt} tokens cannot be served: 1 to {most} fit into context and pool"
-            return [Delta(message.id, choice, finish="error", error=why) for choice in range(n)]
-        family = [self._make(message, choice, limit) for choice in range(n)]
+        windows = _windows(message.params, min(self._context, room))
+        if windows is None:
+            most = min(limit, room) if message.params.max_tokens == 0 else limit - 1
+            if not 0 < prompt <= most:
+                why = f"a prompt of {prompt} tokens cannot be served: 1 to {most} fit into context and pool"
+                return [Delta(message.id, choice, finish="error", error=why) for choice in range(n)]
+        family = [self._make(message, choice, limit, windows) for choice in range(n)]
         self._next_id += n
         self._next_order += 1
         self._by_id.update((request.id, request) for request in family)
@@ -168,7 +164,8 @@ class Scheduler:
         chunks of longer rows, in order; what is left then is for newcomers.
         """
         now = time.monotonic()
-        self._rows, self._coming, self._left = {}, set(), self.budget
+        self._rows, self._left = {}, self.budget
+        self._reuse.begin_step()
         longer = []
         for request in self.running:  # a preemption takes from its end, which a loop over a list allows
             if len(request.tokens) - request.computed == 1:
@@ -178,18 +175,17 @@ class Scheduler:
         if self.pace is not None:
             self._left = min(self._left, self.pace.others(len(self._rows)))
         for request in longer:
-            if request.place is Place.RUNNING and self._catch_up(request):
+            if request.place is Place.RUNNING and self._reuse.catch_up(request):
                 self._give_row(request)
         if self.waiting:
             self._admit_some(now)
-        self._moves += self.prefix.save_next(_AHEAD * self.budget // self.blocks.block * len(self.blocks.windows))
-        if not self._rows and not self._released and not self.prefix.moving:
+        moves = self._reuse.moves(_AHEAD * self.budget // self.blocks.block * len(self.blocks.windows))
+        if not self._rows and not self._released and not self._reuse.moving:
             return None
         self._begun_s = time.monotonic()
         released, self._released = self._released, []
-        moves, self._moves = self._moves, []
-        waits = not self._rows and self.prefix.moving > 0
-        return Plan(tuple(self._rows.values()), self._introduce(now), tuple(released), tuple(moves), waits)
+        waits = not self._rows and self._reuse.moving
+        return Plan(tuple(self._rows.values()), self._introduce(now), tuple(released), moves, waits)
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Take in what `plan` gave: tokens kept, blocks kept or given back, who is finished."""
@@ -201,12 +197,7 @@ class Scheduler:
             self.pace.took(answers, others, now - self._begun_s)
         self._count_places(plan)
         deltas: list[Delta] = []
-        for move in result.moved:
-            self.prefix.moved(move.key, load=move.load, done=move.done)
-            self._tier_loads += move.load and move.done
-            if move.load and move.done:
-                self._load_s.append(move.seconds)
-            self._tier_saves += not move.load and move.done
+        self._reuse.moved(result.moved)
         for row, got in zip(plan.rows, result.rows, strict=True):
             request = self._by_id[row.request]
             if got.error is not None:
@@ -218,7 +209,7 @@ class Scheduler:
 
     def parting(self) -> Plan | None:
         """The last plan, when all requests have ended: what a tier keeps for the next time."""
-        moves = tuple(self.prefix.save_all())
+        moves = self._reuse.parting()
         return Plan((), moves=moves) if moves else None
 
     @property
@@ -244,8 +235,8 @@ class Scheduler:
             prefix_hits=self._prefix_hits,
             places=self._places,
             places_filled=self._places_filled,
-            tier_saves=self._tier_saves,
-            tier_loads=self._tier_loads,
+            tier_saves=self._reuse.saves,
+            tier_loads=self._reuse.loads,
             waiting_tokens=self._waiting_tokens,
             begin_rate=begin_rate,
             begin_token_rate=begin_token_rate,
@@ -265,9 +256,12 @@ class Scheduler:
             "users know their choices": {r.id for u in self._users.values() for r in u} == self._by_id.keys(),
             "nobody idle has computed anything": not any(r.computed or r.known or r.kept for r in self.waiting),
             "everybody running has something to do": all(r.computed < len(r.tokens) for r in self.running),
-            "nobody is too long": all(len(r.tokens) < max(r.limit, r.prompt + 1) for r in everybody),
+            "nobody is too long": all(r.length < max(r.limit, r.prompt + 1) for r in everybody),
+            "windows hold what they can": all(r.windows is None or len(r.tokens) <= r.windows.size for r in everybody),
             "the queue's tokens are counted": self._waiting_tokens == sum(map(_queued, self.waiting)),
-            "whole blocks are kept": all(r.kept == r.computed // self.blocks.block for r in self.running),
+            "whole blocks are kept": all(
+                r.kept == (0 if r.left_out else r.computed // self.blocks.block) for r in self.running
+            ),
         }
         if broken := [what for what, held in holds.items() if not held]:
             raise AssertionError(f"does not hold: {', '.join(broken)}")
@@ -275,41 +269,11 @@ class Scheduler:
 
     # Planning: who gets a row.
 
-    def _catch_up(self, request: Request) -> bool:
-        """Take over what is cached from where it stands. False: another row of this plan computes what comes next."""
-        block = self.blocks.block
-        if request.computed % block or request.unreported:  # who wants log-probabilities of its prompt computes it
-            return True
-        keys, have = self._reusable(request), request.computed // block
-        if count := self.prefix.match(keys, have):
-            self.prefix.take(request.id, keys, count, request.params.priority)
-            request.computed, request.kept = count * block, count
-            have = count
-        if have >= len(keys):
-            return True
-        if self._loading_pays():
-            self._moves += self.prefix.load(keys, have, request.root, request.tokens, request.params.priority)
-        return keys[have] not in self._coming and not self.prefix.arriving(keys[have])
-
-    def _loading_pays(self) -> bool:
-        """Is a block sooner brought from the tier than computed, by the times that both took? At first it is tried."""
-        token_s = self.pace.token_s if self.pace is not None else None
-        return not self._load_s or token_s is None or median(self._load_s) < token_s * self.blocks.block
-
-    def _keys(self, request: Request) -> list[bytes]:
-        """The keys of all its whole blocks."""
-        self.prefix.extend(request.keys, request.root, request.tokens)
-        return request.keys
-
-    def _reusable(self, request: Request) -> list[bytes]:
-        """The keys of those that it need not compute itself: its last token it must, for its logits."""
-        return self._keys(request)[: (len(request.tokens) - 1) // self.blocks.block]
-
     def _give_row(self, request: Request) -> None:
         """A row of as many tokens as budget and blocks allow; none where that is none."""
         if not self._left or len(self._rows) >= self.rows:
             return
-        copied = self._part(request)
+        copied = self._reuse.part(request)
         room = self._room(request)
         skipped = copied.tokens if copied else 0
         start = request.computed + skipped
@@ -321,36 +285,18 @@ class Scheduler:
         self.blocks.grow(request.id, end)
         request.told = self.blocks.length(request.id)
         self.blocks.unpin(copied.blocks if copied else ())
-        wants_token = end == len(request.tokens) < request.limit
         self._left -= count
         self._rows[request.id] = Row(
             request.id,
             start,
             tuple(request.tokens[start:end]),
             self.blocks.table(request.id, told),
-            _WANTS[wants_token + 2 * (request.unreported > 0)],
+            _WANTS[request.ends_known(end) + 2 * request.scores(end)],
             shared=max(0, request.kept - told),
             copied=copied.blocks if copied else (),
         )
         if count > 1:
-            self._coming.update(self._keys(request)[start // self.blocks.block : end // self.blocks.block])
-
-    def _part(self, request: Request) -> Part | None:
-        """The beginning of a cached block that it may copy instead of computing it, at the border of a block. Pinned,
-        so that no place is found for the copy where it lies."""
-        block, start = self.blocks.block, request.computed
-        if start % block or request.unreported or len(request.tokens) - start == 1:
-            return None
-        keys, index = self._keys(request), start // block
-        parent = keys[index - 1] if index else request.root
-        part = self.prefix.part(parent, request.tokens[start : min(start + block, len(request.tokens) - 1)])
-        if part is None:
-            return None
-        self.blocks.pin(part.blocks)
-        if self.blocks.room(request.id, start) > 0:
-            return part
-        self.blocks.unpin(part.blocks)
-        return None
+            self._reuse.computes(request, start, end)
 
     def _room(self, request: Request) -> int:
         """How many more tokens it can have in the pool, at the cost of later ones where it could have none at all."""
@@ -380,7 +326,7 @@ class Scheduler:
             self._remove(request)
             self.blocks.open(request.id)
             self._enter(request, Place.RUNNING)
-            if self._catch_up(request):
+            if self._reuse.catch_up(request):
                 self._give_row(request)
 
     def _fits(self, request: Request) -> bool:
@@ -389,10 +335,7 @@ class Scheduler:
             return True
         growth = len(self.running) * len(self.blocks.windows)
         need = self.blocks.need(len(request.tokens)) + growth - self.blocks.free
-        if need <= 0 or request.unreported:
-            return need <= 0
-        keys = self._reusable(request)
-        return need <= self.prefix.held(keys, self.prefix.match(keys))
+        return need <= 0 or need <= self._reuse.spared(request)
 
     def _introduce(self, now: float) -> tuple[Admission, ...]:
         """Those in the plan whom the executor does not know."""
@@ -401,7 +344,7 @@ class Scheduler:
             if r.known:
                 continue
             r.known = True
-            admitted.append(Admission(r.id, r.choice, r.params, tuple(r.tokens), r.prompt, r.ends))
+            admitted.append(Admission(r.id, r.choice, r.params, r.whole, r.prompt, r.ends, len(r.left_out)))
             if r.started is None:
                 r.started = now
                 self._tokens_in += 0 if r.choice else r.prompt
@@ -415,16 +358,18 @@ class Scheduler:
     def _take(self, request: Request, row: Row, got: RowResult, now: float, deltas: list[Delta]) -> None:
         kept = _kept(row, got)
         request.computed = row.start + len(row.tokens) - row.drafts + max(0, len(kept) - 1)
-        prompt_logprobs = _news(request, row, got) if request.unreported else ()
+        prompt_logprobs = _news(request, row, got) if row.want & Want.PROMPT else ()
         said = request.hear(kept)
         request.computed = min(request.computed, len(request.tokens))  # what stands behind an end never was
         if said.tokens:
             self._tokens_out += len(said.tokens)
             if request.spoke is None:
                 request.spoke = now
-                self.prefix.prove(request.keys[: request.kept])
-        self._keep(request)
+                self._reuse.prove(request)
+        self._reuse.keep(request)
         self.blocks.trim(request.id, request.computed)
+        if said.finish is None and request.over:
+            self._slide(request)
         if said.finish is None and not said.tokens and not prompt_logprobs:
             return
         deltas.append(
@@ -443,27 +388,12 @@ class Scheduler:
             )
         )
 
-    def _keep(self, request: Request) -> None:
-        """What it has computed is there for others: its whole blocks, those that a preemption or an end leaves too."""
-        block = self.blocks.block
-        if request.kept == request.computed // block:
-            return
-        keys = self._keys(request)
-        for index in range(request.kept, request.computed // block):
-            self._put(request, index, keys[index])
-        request.kept = request.computed // block
-
-    def _put(self, request: Request, index: int, key: bytes | None) -> None:
-        block = self.blocks.block
-        self.prefix.put(
-            request.keys[index - 1] if index else request.root,
-            key,
-            index,
-            request.tokens[index * block : min((index + 1) * block, request.computed)],
-            self.blocks.at(request.id, index),
-            request.params.priority,
-            sound=request.spoke is not None,
-        )
+    def _slide(self, request: Request) -> None:
+        """Into its next window: it goes on running, but is computed anew."""
+        self._reuse.leave(request)
+        request.slide()
+        self._forget(request)
+        self.blocks.open(request.id)
 
     def _count_places(self, plan: Plan) -> None:
         """Only a request's last block in each group has places that hold nothing: all that are shared are whole."""
@@ -476,7 +406,7 @@ class Scheduler:
 
     # Coming and going.
 
-    def _make(self, message: Submit, choice: int, most: int) -> Request:
+    def _make(self, message: Submit, choice: int, most: int, windows: Windows | None) -> Request:
         params, prompt = message.params, len(message.prompt)
         eos = frozenset() if params.ignore_eos else self._eos
         request = Request(
@@ -486,7 +416,7 @@ class Scheduler:
             params=params,
             tokens=list(message.prompt),
             prompt=prompt,
-            limit=most if params.max_tokens is None else min(most, prompt + params.max_tokens),
+            limit=_limit(params, prompt, most, windows),
             eos=eos,
             ends=eos.union(params.stop_token_ids),
             text=self._text(params),
@@ -494,9 +424,11 @@ class Scheduler:
             order=self._next_order,
             tenant=message.tenant,
             pin=message.pin,
-            root=self.prefix.root(message.params.cache_salt if self.reuse else f"{message.id}"),
+            root=self.prefix.root(message.params.cache_salt if self._shares else f"{message.id}"),
             unreported=0 if choice or params.prompt_logprobs is None else prompt,
+            windows=windows,
         )
+        request.lay_out()
         request.rank = self.turns.rank(request)
         return request
 
@@ -516,9 +448,12 @@ class Scheduler:
         """Out of its place; its blocks and what the executor knows of it go."""
         self._remove(request)
         if request.place is Place.RUNNING:
-            if request.computed % self.blocks.block:
-                self._put(request, request.computed // self.blocks.block, None)
-            self.blocks.release(request.id)
+            self._reuse.leave(request)
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Nothing of it is computed any more."""
+        self.blocks.release(request.id)
         if request.known:
             self._released.append(request.id)
         request.known = False
@@ -527,7 +462,7 @@ class Scheduler:
     def _end(self, request: Request, now: float) -> Timings:
         """Forget the request."""
         if request.pin:
-            self.prefix.pin(request.keys[: request.kept])
+            self._reuse.pin(request)
         self._leave(request)
         self.turns.ends(request)
         del self._by_id[request.id]
@@ -545,7 +480,20 @@ class Scheduler:
 
 def _queued(request: Request) -> int:
     """What a waiting request adds to the tokens of the queue."""
-    return len(request.tokens) - (request.prompt if request.choice else 0)
+    return request.length - (request.prompt if request.choice else 0)
+
+
+def _windows(params: SamplingParams, size: int) -> Windows | None:
+    """Of a text that may go on beyond the context, where the request asks for that."""
+    sinks = {"sliding": 0, "sinks": SINKS}.get(params.overflow)
+    return None if sinks is None else Windows(size, sinks)
+
+
+def _limit(params: SamplingParams, prompt: int, most: int, windows: Windows | None) -> int:
+    """Most tokens of prompt and answer; `most` fit where there are no windows."""
+    if params.max_tokens is None:
+        return most if windows is None else prompt + most
+    return prompt + params.max_tokens if windows else min(most, prompt + params.max_tokens)
 
 
 def _kept(row: Row, got: RowResult) -> tuple[int, ...]:
@@ -563,8 +511,6 @@ def _news(request: Request, row: Row, got: RowResult) -> tuple[TokenLogprob | No
     """Of the prompt's log-probabilities those that were not reported before a preemption."""
     if len(got.prompt_logprobs) != len(row.tokens):
         raise ValueError(f"a row of {len(row.tokens)} tokens gave {len(got.prompt_logprobs)} prompt logprobs")
-    new = row.start + len(row.tokens) - (request.prompt - request.unreported)
-    if new <= 0:
-        return ()
+    new = len(request.left_out) + row.start + len(row.tokens) - (request.prompt - request.unreported)
     request.unreported -= new
     return got.prompt_logprobs[-new:]

@@ -61,6 +61,11 @@ class _Body(BaseModel):
         None,
         description="extra; `raw` (default: the model's own) or `processed` (after penalties, bias and temperature)",
     )
+    overflow: str | None = Field(
+        None,
+        description="extra; of a text longer than the context: `error` (default), `truncate-middle`, `sliding` or "
+        "`sinks`; docs/techniques/long-texts.md",
+    )
     cache_salt: str | None = Field(
         None, description="extra; share cached prefixes only with requests of the same salt, up to 256 characters"
     )
@@ -226,6 +231,7 @@ _AS_THEY_ARE = (
     "min_tokens",
     "skip_special_tokens",
     "logprobs_mode",
+    "overflow",
     "cache_salt",
     "priority",
 )

@@ -53,7 +53,7 @@ _BOTH: Mapping[str, Refused] = {
     "bad_words": Refused("use logit_bias", ([],)),
     "allowed_token_ids": Refused("use logit_bias"),
     "prompt_logprobs": Refused("use echo with logprobs in /v1/completions"),
-    "truncate_prompt_tokens": Refused("a prompt is never cut: send what fits"),
+    "truncate_prompt_tokens": Refused("use overflow"),
     "add_special_tokens": Refused("beginning-of-sequence tokens are added as the model's file says"),
     "spaces_between_special_tokens": Refused("not supported", (True,)),
     "return_tokens_as_token_ids": Refused("each entry of chat logprobs has token_id", (False,)),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import RequestError
+from headrace.params import SamplingParams
 from headrace.serve.answers import ChatWriter, CompletionWriter, Head, Writer
 from headrace.serve.bodies import COMPLETION_TOKENS, CompletionBody, chat_body, completion_body, renamed
 from headrace.serve.gone import EventStream, unless_gone
@@ -51,6 +52,7 @@ class Endpoints:
         params = body.params()
         rendering = llm.render_chat(
             messages,
+            params,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             parse_special_in_content=bool(body.parse_special),
@@ -88,17 +90,18 @@ class Endpoints:
 async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
     """The prompts of a body as token ids, with their parameters and, where asked for, their texts."""
     prompts = prompts_of(body.prompt)
-    body.params(room=COMPLETION_TOKENS)  # judged before any tokenizing
+    judged = body.params(room=COMPLETION_TOKENS)  # before any tokenizing
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise RequestError(
             f"{len(prompts)} prompts times n {body.n or 1} are more than the {MAX_CHOICES} choices of one request",
             "n" if len(prompts) == 1 else "prompt",
         )
     special = body.parse_special is not False
-    ids = await asyncio.gather(*(_ids(llm, prompt, parse_special=special) for prompt in prompts))
+    ids = await asyncio.gather(*(_ids(llm, prompt, judged, parse_special=special) for prompt in prompts))
     asked = []
     for number, tokens in enumerate(ids):
-        params = body.params(room=llm.model.context - len(tokens))
+        left = llm.model.context - len(tokens)
+        params = body.params(room=left if judged.overflow == "error" else COMPLETION_TOKENS)
         name = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         asked.append(Asked(tokens, params, name))
     if not body.echo:
@@ -106,8 +109,10 @@ async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
     return [await _with_echo(llm, one, prompt, body) for one, prompt in zip(asked, prompts, strict=True)]
 
 
-async def _ids(llm: AsyncLLM, prompt: str | Sequence[int], *, parse_special: bool) -> Sequence[int]:
-    return await llm.encode(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt
+async def _ids(
+    llm: AsyncLLM, prompt: str | Sequence[int], params: SamplingParams, *, parse_special: bool
+) -> Sequence[int]:
+    return await llm.encode(prompt, params, parse_special=parse_special) if isinstance(prompt, str) else prompt
 
 
 async def _with_echo(llm: AsyncLLM, one: Asked, prompt: str | Sequence[int], body: CompletionBody) -> Asked:

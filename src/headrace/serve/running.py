@@ -70,8 +70,8 @@ class Run:
             stream.abort()
 
     def usage(self) -> Usage:
-        """So far; a prompt counts once, the tokens of all choices are summed up."""
-        return Usage(sum(len(one.ids) for one in self._asked), self._completion, self._cached)
+        """So far; a prompt counts once, without what overflow left out; the tokens of all choices are summed up."""
+        return Usage(sum(len(stream.prompt_token_ids) for stream in self._streams), self._completion, self._cached)
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """Additions to choices, as the engine's steps bring them. Problem where a choice cannot be finished."""

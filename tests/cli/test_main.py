@@ -265,9 +265,9 @@ def test_sizes(nbytes: int, text: str) -> None:
 # show, on a model that is made up
 
 
-def blueprint(*, memory: str | None = None, demand: Demand | None = None, tiers: Any = (), packing: int = 0) -> Any:
-    opts = Options.of(context=4096, threads=2, memory=memory)
-    needs = Needs(100_000_000, 4_000_440, 1_000_000, 32_000, (None, 512, 512), 4096, 32768, packing, tiers)
+def blueprint(*, memory: str | None = None, demand: Demand | None = None, packing: int = 0, **more: Any) -> Any:
+    opts = Options.of(context=4096, threads=2, memory=memory, **more)
+    needs = Needs(100_000_000, 4_000_440, 1_000_000, 32_000, (None, 512, 512), 4096, 32768, packing)
     memory_plan = plan_memory(
         needs,
         granted=1_000_000_000,
@@ -418,20 +418,20 @@ def test_show_of_a_model_that_says_little() -> None:
 
 
 def test_the_plan_tells_every_part_and_what_remains() -> None:
-    plan = blueprint(memory="200MB", tiers=(("disk", 20_000_000),))
+    plan = blueprint(memory="200MB", cache_dir="/kv", cache_dir_bytes=20_000_000)
     facts = json.loads(json.dumps(show_module.describe("tiny", plan)))["plan"]
-    assert facts["process"] + facts["weights"] + facts["buffers"] + facts["pool"] + 20_000_000 == facts["total"]
+    assert facts["process"] + facts["weights"] + facts["buffers"] + facts["pool"] == facts["total"]
     assert facts["total"] + facts["remains"] == facts["memory"] == 200_000_000
-    assert facts["tiers"] == [{"name": "disk", "bytes": 20_000_000}]
+    assert facts["disk_tier"] == {"folder": "/kv", "bytes": 20_000_000}
     assert facts["past_load"] is facts["proposal"] is None
     lines = "".join(plan_lines(facts))
     for part in (
         "memory        200.0 MB by the option; 1.00 GB are granted to this process",
         "weights          4.0 MB",
-        "KV pool         75.0 MB  what memory leaves",
-        "tier            20.0 MB  disk",
+        "KV pool         95.0 MB  what memory leaves",
+        "disk tier       20.0 MB  at most, of blocks that left the pool: /kv",
         "together       200.0 MB",
-        "at once       14 of the context 4,096, 2 of the model's own 32,768; 64 rows in a step",
+        "at once       18 of the context 4,096, 2 of the model's own 32,768; 64 rows in a step",
         "past load     none known\n",
     ):
         assert part in lines, lines

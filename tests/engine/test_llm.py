@@ -32,7 +32,7 @@ from headrace import (
 from headrace.config import Options
 from headrace.engine import llm as llm_module
 from headrace.engine.build import plan_engine
-from headrace.program.backend import Announced
+from headrace.program.backend import Announced, Largest
 from headrace.tokenize import tokenizer
 from tests.models.tiny import tiny_checkpoint
 
@@ -234,7 +234,7 @@ def test_body_and_head_keep_their_buffers_side_by_side(folder: Path) -> None:
     announced = {name: Announced(part.shape, tensors[part.tensor].format) for name, part in parts.items()}
 
     def size(*step: int, threads: int = 2, context: int = 512) -> int:
-        return plan.backend.buffer_bytes(plan.program, announced, *step, threads=threads, context=context)
+        return plan.backend.buffer_bytes(plan.program, announced, Largest(*step, threads, context))
 
     assert size(48, 48, 48) + size(0, 0, 0) == size(48, 48, 0) + size(0, 0, 48)
     assert size(0, 0, 0, threads=4, context=1024) == 4 * size(0, 0, 0) > 0

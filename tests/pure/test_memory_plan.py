@@ -56,12 +56,17 @@ def test_without_a_word_half_of_what_is_left_is_taken_and_a_reserve_kept() -> No
     assert planned(granted=510 * MB).blocks == 128, "one whole context comes before the half"
 
 
-def test_tiers_are_part_of_the_whole() -> None:
-    plan = planned(replace(SMALL, tiers=(("disk", 30 * MB), ("ram", 20 * MB))), granted=10_000 * MB, bound=1000 * MB)
-    assert (plan.blocks, plan.total) == (700, 1000 * MB)
-    assert "30MB of disk, 20MB of ram" in str(
-        refused(replace(SMALL, tiers=(("disk", 30 * MB), ("ram", 20 * MB))), bound=1)
-    )
+def test_what_is_advised_fits_where_the_process_grew_a_little() -> None:
+    def advised(needs: Needs, bound: int) -> tuple[int, int]:
+        told = str(refused(needs, bound=bound, granted=10_000 * MB))
+        return int(told.split("context ")[2].split()[0]), int(told.split("at least ")[1].split("MB")[0])
+
+    firm, wavering = SMALL, replace(SMALL, wavers=4 * MB)
+    (longest, least), (shorter, more) = advised(firm, 300 * MB), advised(wavering, 300 * MB)
+    assert (shorter, more) == (longest - 4 * 32, least + 4)
+    grown = replace(SMALL, process=SMALL.process + 4 * MB)
+    planned(replace(grown, context=shorter), bound=300 * MB, granted=10_000 * MB)
+    planned(grown, bound=more * MB, granted=10_000 * MB)
 
 
 def test_a_system_that_says_nothing_bounds_nothing() -> None:
@@ -154,7 +159,6 @@ def made_up(choose: random.Random) -> Needs:
         windows=windows,
         context=choose.randrange(1, trained + 1),
         trained=trained,
-        tiers=(("disk", choose.randrange(10**8)),) * choose.randint(0, 2),
     )
 
 

@@ -43,13 +43,13 @@ class Needs:
     packing: int = 0
     """Pages of the model's file that are in memory beside the loaded weights while the largest is packed: at a first
     start, before the pool is used, and clean, so that the system can drop them."""
-    tiers: tuple[tuple[str, int], ...] = ()
-    """Places for blocks that have no place in the pool: name, memory that they take."""
+    wavers: int = 0
+    """By how much `process` may be more at the next start; what is advised fits then too."""
 
     @property
     def fixed(self) -> int:
         """All but the pool."""
-        return self.process + self.weights + self.buffers + sum(nbytes for _, nbytes in self.tiers)
+        return self.process + self.weights + self.buffers
 
     def blocks(self, length: int) -> int:
         """What one request of so many tokens needs."""
@@ -209,12 +209,13 @@ def _asked(needs: Needs, pool_bytes: int, limit: int, bound: int | None) -> int:
 
 def _too_little(needs: Needs, limit: int, bound: int | None, spare: int, one: int) -> OptionError:
     """`spare`: bytes left for the pool, below 0 where even the rest does not fit; `one`: blocks of a whole context."""
-    blocks = max(0, spare) // needs.block
+    blocks = max(0, spare - needs.wavers) // needs.block
     longest = min(needs.longest(blocks), needs.context) if blocks else 0
     kept = 0 if bound is not None else limit // RESERVE
 
     def free(nbytes: int) -> str:
         """So that so many are left beside what is kept free."""
+        nbytes += needs.wavers
         return _mb(nbytes if bound is not None else -(-nbytes * RESERVE // (RESERVE - 1)))
 
     whole = free(needs.fixed + one * needs.block)
@@ -250,7 +251,6 @@ def _parts(needs: Needs) -> str:
         ("process", needs.process),
         ("weights", needs.weights),
         ("buffers", needs.buffers),
-        *needs.tiers,
     ]
     return ", ".join(f"{_mb(nbytes)} of {name}" for name, nbytes in parts)
 

@@ -20,7 +20,7 @@ _CHOSEN = {
 
 def plan_facts(blueprint: Blueprint) -> dict[str, Any]:
     """Everything that is shown, as plain data; bytes, where nothing else is said."""
-    plan, seen = blueprint.memory.plan, blueprint.seen
+    plan, seen, cache = blueprint.memory.plan, blueprint.seen, blueprint.options.cache
     needs, proposal = plan.needs, plan.proposal
     return {
         "process": needs.process,
@@ -30,7 +30,7 @@ def plan_facts(blueprint: Blueprint) -> dict[str, Any]:
         "pool_blocks": plan.blocks,
         "pool_tokens": plan.pool_tokens,
         "pool_chosen_by": plan.chosen,
-        "tiers": [{"name": name, "bytes": nbytes} for name, nbytes in needs.tiers],
+        "disk_tier": None if cache.cache_dir is None else {"folder": cache.cache_dir, "bytes": cache.cache_dir_bytes},
         "total": plan.total,
         "first_start": plan.first_start,
         "granted": plan.granted,
@@ -59,8 +59,6 @@ def plan_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield _line("weights", f"{size(facts['weights']):>9}")
     yield _line("buffers", f"{size(facts['buffers']):>9}  of one step")
     yield _line("KV pool", f"{size(facts['pool']):>9}  {_CHOSEN[facts['pool_chosen_by']]}")
-    for tier in facts["tiers"]:
-        yield _line("tier", f"{size(tier['bytes']):>9}  {tier['name']}")
     remains = f", {size(facts['remains'])} remain" if limit else ""
     yield _line("together", f"{size(facts['total']):>9}{remains}")
     if facts["first_start"] > facts["total"]:
@@ -68,6 +66,8 @@ def plan_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     counts = f"{facts['at_once']:,} of the context {facts['context']:,}"
     if facts["trained"] != facts["context"]:
         counts += f", {facts['at_once_trained']:,} of the model's own {facts['trained']:,}"
+    if tier := facts["disk_tier"]:
+        yield _line("disk tier", f"{size(tier['bytes']):>9}  at most, of blocks that left the pool: {tier['folder']}")
     yield _line("at once", f"{counts}; {facts['rows']:,} rows in a step")
     yield _line("past load", _past(facts))
 

@@ -35,7 +35,7 @@ from headrace.native import isas
 from headrace.native.sampling import NativeSampling
 from headrace.params import SamplingParams
 from headrace.paths import cache_home
-from headrace.program.backend import Announced, Backend, Member
+from headrace.program.backend import Announced, Backend, Largest, Member
 from headrace.program.decoder import write_program
 from headrace.program.program import Program
 from headrace.scheduler.messages import Abort, Delta, Submit
@@ -136,7 +136,7 @@ def _memory(
     one = PoolShape(1, kv.slots, kv.kv_heads, kv.dim, options.cache.kv_format)
     at_once = min(budget, logits_at_once(program.vocab))
     weights = backend.weight_bytes(announced)
-    buffers = backend.buffer_bytes(program, announced, budget, budget, at_once, threads=threads, context=context)
+    buffers = backend.buffer_bytes(program, announced, Largest(budget, budget, at_once, threads, context))
     now = resident()
     own, total = (now.anonymous, now.total) if now is not None else (0, 0)
     free = granted_memory()
@@ -149,6 +149,7 @@ def _memory(
         context=context,
         trained=checkpoint.spec.context,
         packing=max(t.nbytes for t in checkpoint.source.tensors.values()),
+        wavers=GRAIN,
     )
     plan = plan_memory(
         needs,

@@ -114,6 +114,20 @@ class Member:
     """What is special about it, in words."""
 
 
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest step."""
+
+    tokens: int
+    wanted: int
+    """Tokens whose hidden states are wanted."""
+    at_once: int
+    """Lines of logits that are made at a time."""
+    threads: int
+    context: int
+    """Tokens of the longest request."""
+
+
 class Backend(Protocol):
     """Who runs programs."""
 
@@ -144,19 +158,8 @@ class Backend(Protocol):
     def weight_bytes(self, weights: Mapping[str, Shaped]) -> int:
         """Memory the weights will take once loaded."""
 
-    def buffer_bytes(
-        self,
-        program: Program,
-        weights: Mapping[str, Shaped],
-        tokens: int,
-        wanted: int,
-        at_once: int,
-        *,
-        threads: int,
-        context: int,
-    ) -> int:
-        """Memory that steps of at most so many tokens take beside weights and pool, so many of the tokens wanted, their
-        logits made `at_once` at a time; with so many threads, the longest request of `context` tokens."""
+    def buffer_bytes(self, program: Program, weights: Mapping[str, Shaped], most: Largest) -> int:
+        """Memory that steps take beside weights and pool, none larger than `most`."""
 
 
 def count_members(

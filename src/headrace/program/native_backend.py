@@ -17,6 +17,7 @@ from headrace.hardware import thread_nodes
 from headrace.program.backend import (
     Batch,
     BytesTaken,
+    Largest,
     Member,
     PackedLayout,
     PackedPart,
@@ -98,24 +99,14 @@ class NativeBackend:
             for w in weights.values()
         )
 
-    def buffer_bytes(
-        self,
-        program: Program,
-        weights: Mapping[str, Shaped],
-        tokens: int,
-        wanted: int,
-        at_once: int,
-        *,
-        threads: int,
-        context: int,
-    ) -> int:
+    def buffer_bytes(self, program: Program, weights: Mapping[str, Shaped], most: Largest) -> int:
         """Body and head each keep the largest memory that a step wanted. Attention keeps the sums of its segments where
         it computes those apart: of fewer than four tiles for each thread, over all key heads."""
         lowered = lower(program, weights, fuse=self.fuse)
-        body = peak_bytes(lowered.body_plan, lowered.head_plan, tokens, wanted, 0)
-        head = peak_bytes(lowered.body_plan, lowered.head_plan, 0, 0, at_once)
-        segments = -(-context // SEGMENT)
-        return body + head + 4 * threads * TILE * segments * 4 * (program.kv.dim + LANES)
+        body = peak_bytes(lowered.body_plan, lowered.head_plan, most.tokens, most.wanted, 0)
+        head = peak_bytes(lowered.body_plan, lowered.head_plan, 0, 0, most.at_once)
+        segments = -(-most.context // SEGMENT)
+        return body + head + 4 * most.threads * TILE * segments * 4 * (program.kv.dim + LANES)
 
 
 _SPREAD = "spread over the head by a Hadamard matrix"

@@ -20,7 +20,7 @@ from headrace.formats.format import Format
 from headrace.ops.attention import WORKSPACE, KVIndex
 from headrace.ops.kv import Stored
 from headrace.ops.registry import OPS
-from headrace.program.backend import Batch, BytesTaken, Member, PackedStore, Shaped, count_members
+from headrace.program.backend import Batch, BytesTaken, Largest, Member, PackedStore, Shaped, count_members
 from headrace.program.buffers import body_plan, head_plan, last_uses, peak_bytes
 from headrace.program.check import check
 from headrace.program.program import POSITIONS, TOKENS, WANTED, Operation, Program
@@ -69,19 +69,12 @@ class TorchBackend:
         """Four bytes per number."""
         return 4 * sum(math.prod(weight.shape) for weight in weights.values())
 
-    def buffer_bytes(
-        self,
-        program: Program,
-        weights: Mapping[str, Shaped],
-        tokens: int,
-        wanted: int,
-        at_once: int,
-        *,
-        threads: int,
-        context: int,
-    ) -> int:
+    def buffer_bytes(self, program: Program, weights: Mapping[str, Shaped], most: Largest) -> int:
         """Attention gathers keys and values, and has scores and their shares side by side."""
-        return peak_bytes(body_plan(program), head_plan(program), tokens, wanted, at_once) + 3 * 4 * WORKSPACE
+        return (
+            peak_bytes(body_plan(program), head_plan(program), most.tokens, most.wanted, most.at_once)
+            + 3 * 4 * WORKSPACE
+        )
 
 
 @dataclass(frozen=True, slots=True)

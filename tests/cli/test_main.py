@@ -54,6 +54,21 @@ def test_help_is_quick_and_names_every_command() -> None:
     assert min(took) < 0.5, f"{min(took):.2f} s of processor time"
 
 
+def test_ctrl_c_while_the_command_is_imported_ends_it_quietly() -> None:
+    script = """
+import sys
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "headrace.cli.run":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from headrace.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("command", ["run", "serve", "show"])
 def test_every_engine_option_is_there_with_its_help(command: str) -> None:
     done = headrace(command, "--help")

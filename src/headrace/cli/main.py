@@ -57,7 +57,7 @@ def _headrace(
 
 
 def main() -> None:
-    """Entry point of the console script; always ends in SystemExit."""
+    """Run the command; always ends in SystemExit."""
     _open_closed_streams()
     logging.basicConfig(level=logging.WARNING, format="headrace: %(message)s")
     if sys.stdout.encoding.lower() != "utf-8":

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz bench policies perplexity kv-formats agreement soak peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -39,8 +39,14 @@ fuzz:             ## a million mutated GGUF files (COUNT=..., SEED=...)
 bench:            ## what continuous batching brings on this machine (MODEL=...), minutes
 	python bench/batching.py $(or $(MODEL),smollm2-135m)
 
-policies:         ## continuous, dynamic and static batching on a recorded hour (MODEL=..., TRACE=....csv), half an hour
+policies:         ## continuous, dynamic and static batching on a recorded hour (MODEL=..., TRACE=....csv), 10 to 60 minutes
 	python bench/policies.py $(or $(MODEL),smollm2-135m) $(TRACE) --json policies.json --plot policies.png
+
+shared-prefix:    ## requests that share a long prefix, beside llama-server and vLLM (MODEL=....gguf); bench/peers/README.md
+	python -m bench.shared_prefix $(MODEL) --json shared-prefix.json
+
+kv-waste:         ## how much KV memory is allocated and holds nothing, on a recorded hour (MODEL=..., TRACE=....csv), minutes
+	python bench/kv_waste.py $(or $(MODEL),smollm2-135m) $(TRACE)
 
 perplexity:       ## what the number formats cost on TEXT (MODELS="a.gguf ..."), beside the float32 reference; an hour
 	python bench/perplexity.py $(TEXT) $(MODELS) --reference
@@ -54,6 +60,9 @@ agreement:        ## greedy answers beside the float32 reference's (MODELS="a.gg
 
 soak:             ## ten thousand short requests: is resident memory flat? (MODEL=...)
 	python bench/soak.py $(or $(MODEL),smollm2-135m)
+
+leaving:          ## clients that leave at every bad moment, over HTTP (MODEL=..., MINUTES=30): is everything given back?
+	python bench/leaving.py $(or $(MODEL),smollm2-135m) --minutes $(or $(MINUTES),30)
 
 peers:            ## Headrace beside other engines (MODELS="a.gguf ..."); bench/peers/README.md
 	python -m bench.peers $(MODELS)

@@ -62,7 +62,7 @@ class Soak:
 
     async def run(self, trace: list[Arrival]) -> list[dict[str, Any]]:
         """Until the time is over; what was seen each minute."""
-        begin, number, seen = time.monotonic(), 0, []
+        begin, number, seen = time.monotonic(), 0, list[dict[str, Any]]()
         live: set[asyncio.Task[None]] = set()
         while (passed := time.monotonic() - begin) < 60 * self.args.minutes:
             which = number % len(trace)
@@ -75,8 +75,9 @@ class Soak:
                 task.add_done_callback(live.discard)
                 number += 1
             if passed >= 60 * len(seen):
-                stats = self.llm.stats()
-                seen.append({"minute": len(seen), "memory": resident(), "asked": number, "blocks": stats.blocks_used})
+                stats, now = self.llm.stats(), resident()
+                memory = None if now is None else now.total
+                seen.append({"minute": len(seen), "memory": memory, "asked": number, "blocks": stats.blocks_used})
         await asyncio.gather(*live)
         return seen
 
@@ -133,7 +134,14 @@ def main() -> None:
     ask.add_argument("trace", type=Path)
     for name, default in (("minutes", 20.0), ("scale", 0.05), ("leaving", 0.2)):
         ask.add_argument(f"--{name}", type=float, default=default)
-    for name, default in (("in-flight", 48), ("blocks", 160), ("compare", 40), ("requests", 2000), ("batch", 1)):
+    for name, default in (
+        ("in-flight", 48),
+        ("blocks", 160),
+        ("compare", 40),
+        ("requests", 2000),
+        ("every", 1),
+        ("batch", 1),
+    ):
         ask.add_argument(f"--{name}", type=int, default=int(default))
     for name, default in (("most-prompt", 2048), ("most-answer", 512)):
         ask.add_argument(f"--{name}", type=int, default=int(default))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduler.pace import GRACE_S, KNOWN, SLOWER, Pace
+from headrace.scheduler.pace import GRACE_S, KNOWN, LONGEST_S, SLOWER, Pace
 
 WHATEVER = 2**31
 
@@ -28,7 +28,11 @@ def test_nothing_is_held_back_before_anything_is_known() -> None:
 
 def test_beside_answers_a_step_lasts_twice_as_long_and_a_little() -> None:
     assert paced().others(4) == pytest.approx((0.02 + GRACE_S) / 0.001, abs=1)
-    assert paced().others(0) == WHATEVER, "where nobody answers nobody waits"
+
+
+def test_where_nobody_answers_a_step_still_comes_to_its_end_soon() -> None:
+    assert paced().others(0) == pytest.approx(LONGEST_S / 0.001, abs=1)
+    assert paced(each=2.0).others(0) == 1
 
 
 def test_a_step_of_so_many_milliseconds() -> None:

@@ -1,4 +1,5 @@
-"""How many tokens of prompts a step may take up beside answers, so that those keep their pace: from measured times.
+"""How many tokens of prompts a step may take up, so that answers keep their pace, and nobody waits long for the end
+of a step: from measured times.
 
 Knows no requests. A step is taken to last as long as one of answers alone, and so much longer for each other token.
 """
@@ -13,12 +14,15 @@ SLOWER = 2.0
 """Beside a prompt a step may last so many times as long as without,"""
 GRACE_S = 0.015
 """and so many seconds more: a fast model's steps are short, and small pieces of a prompt cost more each."""
+LONGEST_S = 0.75
+"""Where nobody answers: whoever comes, or leaves, waits for the step under way."""
 KNOWN = 9
 """Steps of each kind that are remembered; a median bears with a few that something else held up."""
 
 
 class Pace:
-    """Steps of at most `step_s` seconds; without it of what `SLOWER` and `GRACE_S` say, where somebody is answering."""
+    """Steps of at most `step_s` seconds; without it of what `SLOWER` and `GRACE_S` say where somebody is answering,
+    else of `LONGEST_S`."""
 
     def __init__(self, step_s: float | None = None) -> None:
         self._step_s = step_s
@@ -34,10 +38,13 @@ class Pace:
 
     def others(self, answers: int) -> int:
         """Tokens of longer rows that may join `answers` rows; at least one, so that they get on."""
-        if not self._each or (self._step_s is None and not (answers and self._alone)):
+        if not self._each:
             return 2**31
         beside = self._answers_s if answers and self._alone else 0.0
-        allowed = self._step_s if self._step_s is not None else SLOWER * beside + GRACE_S
+        if self._step_s is not None:
+            allowed = self._step_s
+        else:
+            allowed = SLOWER * beside + GRACE_S if beside else LONGEST_S
         each = median(self._each)
         return max(1, math.floor((allowed - beside) / each)) if each > 0 else 2**31
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  gives NumPy the name "bfloat16", by which safetensors' own reader asks for it
@@ -60,3 +61,11 @@ def test_model(smollm2: Path) -> Callable[[str], Path]:
         return files[name]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The file or folder of a tiny random model by its name in `tests.exact.checkpoints`; each is written once."""
+    from tests.exact.checkpoints import MAKERS
+
+    return cache(lambda name: MAKERS[name](tmp_path_factory.mktemp(name)))

@@ -1,4 +1,4 @@
-"""Models that several files compare bits on; each is written and read once."""
+"""Models that several files compare bits on; each is read once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exact.checkpoints import MAKERS
 from tests.models.running import Model
-
-
-@pytest.fixture(scope="session")
-def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The file or folder of a tiny model by its name in `MAKERS`."""
-    return cache(lambda name: MAKERS[name](tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import LLM, OptionError, RequestOutput, SamplingParams
+from headrace.config import KV_FORMATS
 from tests.exact.test_engine import told
 from tests.models.tiny import tiny_checkpoint
 
@@ -46,7 +47,7 @@ def path(request: pytest.FixtureRequest, tiny_path: Callable[[str], Path], tmp_p
     return tiny_path(request.param)
 
 
-@pytest.mark.parametrize("kv_format", ["bf16", "f32"])
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_cold_and_warm_are_the_same_bits(path: Path, kv_format: str, tmp_path: Path) -> None:
     options = COMMON | {"kv_format": kv_format}
     with LLM(path, prefix_cache=False, **options) as llm:
@@ -59,6 +60,7 @@ def test_cold_and_warm_are_the_same_bits(path: Path, kv_format: str, tmp_path: P
             got = [llm.generate(p, params)[0] for p, params in zip(prompts(), PARAMS, strict=True)]
             assert [told(o) for o in got] == want
             assert cached(got) > 2000
+            assert any(cached([output]) % 32 for output in got), "a part of a block was copied"
         assert [told(o) for o in llm.generate(prompts(), PARAMS)] == want
     with LLM(path, budget=33, **options) as llm:  # all at once: what they share is computed by whoever is first
         got = llm.generate(prompts(), PARAMS)

@@ -63,7 +63,9 @@ class SchedulerOptions:
         512, "most tokens computed in one step, prompts and answers together, whatever `step_ms` allows"
     )
     step_ms: int | None = option(
-        None, "milliseconds a step should last at most; default: twice as long as without prompts, and 15"
+        None,
+        "milliseconds a step should last at most; default: twice as long as without prompts, and 15; "
+        "750 where nobody is answering",
     )
     rows: int | None = option(
         None, f"most requests in one step; default: {ROWS}, with memory {AUTO} as past load needed"

@@ -62,6 +62,9 @@ def test_within_is_never_too_little_and_at_most_a_step_too_much() -> None:
     assert Counts().within(0.99) == 0
 
 
+CONTEXT = 300_000
+
+
 def run(keeper: LoadKeeper, requests: int, prompt: int = 100, answer: int = 27) -> None:
     for request in range(requests):
         keeper.begin(request, prompt, 1)
@@ -71,7 +74,7 @@ def run(keeper: LoadKeeper, requests: int, prompt: int = 100, answer: int = 27) 
 
 
 def test_what_is_counted(checkpoint: Any) -> None:
-    keeper = LoadKeeper(checkpoint)
+    keeper = LoadKeeper(checkpoint, CONTEXT)
     keeper.begin(1, 100, 2)
     keeper.begin(2, 10, 1)
     keeper.begin(3, 50, 1)
@@ -93,7 +96,7 @@ def test_what_is_counted(checkpoint: Any) -> None:
 
 
 def test_the_file_holds_counts_only_and_stays_small(checkpoint: Any) -> None:
-    keeper = LoadKeeper(checkpoint)
+    keeper = LoadKeeper(checkpoint, CONTEXT)
     choose = random.Random(1)
     for request in range(3000):
         keeper.begin(request, choose.randrange(1, 200_000), 1)
@@ -110,7 +113,7 @@ def test_the_file_holds_counts_only_and_stays_small(checkpoint: Any) -> None:
 
 def test_savings_add_up_and_old_load_fades(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
-        keeper = LoadKeeper(checkpoint)
+        keeper = LoadKeeper(checkpoint, CONTEXT)
         run(keeper, 60)
         keeper.save()
         keeper.save()
@@ -125,8 +128,18 @@ def test_savings_add_up_and_old_load_fades(checkpoint: Any, monkeypatch: pytest.
     assert seen.length.steps.get(step_of(127), 0) < 10
 
 
+def test_no_text_needs_more_than_the_context(checkpoint: Any) -> None:
+    keeper = LoadKeeper(checkpoint, 512)
+    run(keeper, past_load.LEAST, prompt=1000)
+    run(keeper, past_load.LEAST, prompt=500)
+    keeper.save()
+    seen = read_seen(checkpoint)
+    assert seen is not None
+    assert (seen.prompt.most, seen.length.most, seen.answer.most) == (512, 512, 27)
+
+
 def test_too_little_proves_nothing(checkpoint: Any) -> None:
-    keeper = LoadKeeper(checkpoint)
+    keeper = LoadKeeper(checkpoint, CONTEXT)
     run(keeper, past_load.LEAST - 1)
     keeper.save()
     assert read_seen(checkpoint).demand() is None  # type: ignore[union-attr]
@@ -165,7 +178,7 @@ def test_a_torn_or_foreign_file_is_left_out_with_one_warning_and_replaced(
     assert read_seen(checkpoint) is None
     assert len(caplog.records) == 1
     assert str(path) in caplog.text
-    keeper = LoadKeeper(checkpoint)
+    keeper = LoadKeeper(checkpoint, CONTEXT)
     run(keeper, 60)
     keeper.save()
     assert read_seen(checkpoint).requests == 60  # type: ignore[union-attr]
@@ -184,7 +197,7 @@ def test_a_pipe_or_link_in_its_place_is_not_waited_for_nor_followed(checkpoint: 
 
 
 def test_what_another_process_keeps_from_being_saved_waits(checkpoint: Any) -> None:
-    keeper = LoadKeeper(checkpoint)
+    keeper = LoadKeeper(checkpoint, CONTEXT)
     run(keeper, 60)
     folder = load_file(checkpoint).parent
     folder.mkdir(parents=True)
@@ -200,7 +213,7 @@ def test_what_another_process_keeps_from_being_saved_waits(checkpoint: Any) -> N
 def test_a_folder_that_cannot_be_made_is_a_warning(checkpoint: Any, caplog: pytest.LogCaptureFixture) -> None:
     load_file(checkpoint).parent.parent.mkdir(parents=True)
     load_file(checkpoint).parent.write_text("no folder")
-    keeper = LoadKeeper(checkpoint)
+    keeper = LoadKeeper(checkpoint, CONTEXT)
     run(keeper, 60)
     keeper.save()
     assert "past load is not kept" in caplog.text
@@ -208,7 +221,7 @@ def test_a_folder_that_cannot_be_made_is_a_warning(checkpoint: Any, caplog: pyte
 
 def test_a_running_engine_saves_now_and_then(checkpoint: Any) -> None:
     now = [0.0]
-    keeper = LoadKeeper(checkpoint, clock=lambda: now[0])
+    keeper = LoadKeeper(checkpoint, CONTEXT, clock=lambda: now[0])
     run(keeper, 60)
     assert not load_file(checkpoint).exists()
     now[0] = past_load.SAVE_S
@@ -277,9 +290,10 @@ def test_a_broken_record_does_not_keep_a_model_from_loading(folder: Path, caplog
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process counts the same in every plan of a test."""
+    """The process counts the same in every plan of a test, and the plans know."""
     now = resident()
     monkeypatch.setattr("headrace.engine.build.resident", lambda: now)
+    monkeypatch.setattr("headrace.engine.build.GRAIN", 1)
 
 
 @pytest.mark.usefixtures("steady")
@@ -295,7 +309,7 @@ def test_too_little_is_refused_before_weights_are_read(folder: Path, monkeypatch
     with pytest.raises(OptionError, match="memory is 1000000000MB, but this process may hold") as error:
         LLM(folder, memory="1000TB")
     needs = plan_engine(folder, Options()).memory.plan.needs
-    tight = needs.fixed + 3 * needs.block
+    tight = needs.fixed + 3 * needs.block + needs.wavers
     with pytest.raises(OptionError, match="What would fit: context 96 for one request at a time") as error:
         LLM(folder, memory=str(tight))
     assert error.value.option == "memory"
@@ -311,7 +325,9 @@ def test_a_small_control_group_is_refused_by_the_context(folder: Path, monkeypat
     needs = plan_engine(folder, Options()).memory.plan.needs
     now = resident()
     own = 0 if now is None else now.anonymous
-    monkeypatch.setattr("headrace.engine.build.granted_memory", lambda: needs.fixed * 16 // 15 + 4 * needs.block - own)
+    monkeypatch.setattr(
+        "headrace.engine.build.granted_memory", lambda: (needs.fixed + needs.wavers) * 16 // 15 + 4 * needs.block - own
+    )
     with pytest.raises(OptionError, match=r"are free here: .* What would fit: context") as error:
         LLM(folder)
     assert error.value.option == "context"

@@ -337,7 +337,7 @@ def load(
     )
     sampling = NativeSampling(plan.options.execute.isa or isas()[0])
     executor = LocalExecutor(runner, pool, program.kv, program.vocab, sampling, tier)
-    keeper = LoadKeeper(checkpoint) if chosen.past_load else None
+    keeper = LoadKeeper(checkpoint, plan.context) if chosen.past_load else None
     if keeper is None:
         engine = Engine(executor, scheduler, deliver=deliver)
     else:
@@ -381,7 +381,8 @@ def _pinned(plan: Blueprint) -> list[int]:
         else:
             tokens = tokenizer.encode(text)
     except (OSError, ValueError, RequestError) as error:
-        raise OptionError(f"pin_prefix {name} cannot be used: {error}", "pin_prefix") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(f"pin_prefix {name} cannot be used: {why}", "pin_prefix") from error
     blocks = Blocks(plan.memory.pool.blocks, [group.window for group in plan.program.kv.groups])
     most = min(plan.context - 1, blocks.most_tokens // 2)
     if not BLOCK <= len(tokens) <= most:

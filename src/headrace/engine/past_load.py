@@ -199,8 +199,9 @@ def _read(path: Path) -> Seen | None:
 class LoadKeeper:
     """Counts the requests of one engine, and keeps the counts now and then and at its end."""
 
-    def __init__(self, checkpoint: Checkpoint, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, checkpoint: Checkpoint, context: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = load_file(checkpoint)
+        self._context = context
         self._clock = clock
         self._saved = clock()
         self._lock = threading.Lock()
@@ -211,7 +212,9 @@ class LoadKeeper:
         """Of all that live."""
 
     def begin(self, request: int, prompt: int, choices: int) -> None:
-        """A request comes; from any thread, before the engine has it."""
+        """A request comes; from any thread, before the engine has it. Texts longer than the context, which go on in
+        windows, need no more than the context."""
+        prompt = min(prompt, self._context)
         with self._lock:
             self._live[request] = prompt, dict.fromkeys(range(choices), 0)
             self._choices += choices
@@ -248,7 +251,7 @@ class LoadKeeper:
                         del self._live[delta.request]
                     if delta.finish != "error":
                         self._new.answer.add(answer)
-                        self._new.length.add(prompt + answer)
+                        self._new.length.add(min(prompt + answer, self._context))
             due = self._new.requests and self._clock() - self._saved >= SAVE_S
         if due:
             self._saved = self._clock()

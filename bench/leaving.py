@@ -145,6 +145,8 @@ class Client:
 
     def __init__(self, port: int, choose: random.Random, kind: str) -> None:
         self.port, self.choose, self.kind = port, choose, kind
+        self.asked = 0
+        """Tokens of its answer."""
 
     async def run(self) -> str:
         """What it saw of itself: its kind, or "too late" where the answer was complete before it could leave."""
@@ -175,6 +177,9 @@ class Client:
             said |= {"n": 4, "temperature": 1.0, "max_tokens": 64, "stop": ["e"]}
         elif self.kind == "time-out":
             said |= {"max_tokens": 400}
+        elif self.kind == "stays":
+            said |= {"stream_options": {"include_usage": True}}
+        self.asked = said["max_tokens"]
         return said
 
     async def wait(self, reader: asyncio.StreamReader) -> str:
@@ -187,22 +192,23 @@ class Client:
             except TimeoutError:
                 return self.kind
             return "too late"
-        ended, tokens = set[int](), 0
+        ended, told = set[int](), 0
         async for event in events(reader):
             if "error" in event:
                 raise RuntimeError(f"{self.kind}: {event}")
             if self.kind == "first token":
                 return self.kind
+            if usage := event.get("usage"):
+                told = usage["completion_tokens"]
             for choice in event["choices"]:
-                tokens += 1
                 if choice["finish_reason"] is not None:
                     ended.add(choice["index"])
             if ended and self.kind == "before [DONE]":
                 return self.kind
             if ended and self.kind == "one of four done":
                 return self.kind if len(ended) < 4 else "too late"
-        if not ended:
-            raise RuntimeError(f"{self.kind}: the answer broke off after {tokens} events")
+        if not ended or (self.kind == "stays" and told != self.asked):
+            raise RuntimeError(f"{self.kind}: the answer broke off after {told} of {self.asked} tokens")
         return self.kind if self.kind == "stays" else "too late"
 
     def patience(self, longest: float) -> float:

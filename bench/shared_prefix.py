@@ -11,8 +11,8 @@ before the clock. The warm folder is filled by an uncounted run of the same pref
 are new in every round. Peers as bench/peers/README.md installs them; vLLM serves the bf16 folder of MODEL.
 
 The ideal number of reused tokens is the prefix of every request but the first (of all with a warm folder), once by
-tokens and once by whole blocks. Exits with 1 where Headrace reuses less than 99 % of the latter, or an answer of any
-engine has another number of tokens than asked for.
+tokens and once by whole blocks. Exits with 1 where Headrace reuses less than 99 % of the latter, an answer of any
+engine has another number of tokens than asked for, or an engine fails. Peers that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def one_run(engine: Engine, args: argparse.Namespace, number: int) -> dict[str, 
 
 def table(runs: Mapping[str, list[dict[str, Any]]], requests: int) -> str:
     """Medians; in brackets the least and the most."""
-    head = ["", "s until all are answered", "of Headrace's", "first token p50, s", "p99, s", "prompt tokens reused"]
+    head = ["", "s until all are answered", "times the first's", "first token p50, s", "p99, s", "prompt tokens reused"]
     head += ["of the ideal by tokens", f"by blocks of {BLOCK}", "generator, CPU s", "answers in full"]
     lines = [f"| {' | '.join(head)} |", "|---" + "|--:" * (len(head) - 1) + "|"]
     first = next(iter(runs.values()), [])
@@ -159,11 +159,18 @@ def spread(values: Sequence[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def compare(args: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Engine]]:
-    """All runs by the engine's name, in the order of `--engines`; one that fails is left out from there on."""
+def compare(args: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Engine], set[str]]:
+    """All runs by the engine's name, in the order of `--engines`, and who failed: one that does is left out from there
+    on. Peers that are not installed are left out."""
     with tempfile.TemporaryDirectory(prefix="headrace-warm-") as folder:
         all_engines = engines(args, Path(folder) / "cache")
-        chosen = {name: all_engines[name] for name in args.engines.split(",")}
+        chosen = {}
+        for name in args.engines.split(","):
+            engine = all_engines[name]
+            if engine.peer and not Path(engine.command[0]).exists():
+                note(f"{engine.name} is not installed: bench/peers/README.md")
+            else:
+                chosen[name] = engine
         runs: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in chosen.values()}
         if "warm" in chosen:
             note("the warm folder is filled")
@@ -179,7 +186,7 @@ def compare(args: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], 
                 except (RuntimeError, OSError) as error:
                     note(f"{engine.name} fails: {error}")
                     failed.add(engine.name)
-        return {name: found for name, found in runs.items() if found}, chosen
+        return {name: found for name, found in runs.items() if found}, chosen, failed
 
 
 def missing(runs: Mapping[str, list[dict[str, Any]]], args: argparse.Namespace) -> list[str]:
@@ -213,7 +220,7 @@ def main() -> int:
     args = ask.parse_args()
     if not args.model.exists():
         ask.error(f"{args.model} is not there")
-    runs, chosen = compare(args)
+    runs, chosen, failed = compare(args)
     print(
         f"{args.model.name}: {args.requests} requests, {args.streams} at a time, that share {args.shared:,} tokens, "
         f"{args.prompt} of their own, {args.answer} out; {args.threads} threads\n\n{table(runs, args.requests)}"
@@ -224,7 +231,7 @@ def main() -> int:
         args.json.write_text(json.dumps({"options": options, "engines": how, "runs": runs}, indent=1) + "\n")
     for wrong in (lacking := missing(runs, args)):
         note(wrong)
-    return int(bool(lacking) or len(runs) < len(chosen))
+    return int(bool(lacking or failed))
 
 
 if __name__ == "__main__":

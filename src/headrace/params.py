@@ -128,6 +128,11 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
     @property
+    def bounded(self) -> bool:
+        """Must the prompt fit into the context?"""
+        return self.overflow == "error"
+
+    @property
     def windowed(self) -> bool:
         """May the text go on beyond the context?"""
         return self.overflow in ("sliding", "sinks")

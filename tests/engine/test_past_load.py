@@ -309,7 +309,7 @@ def test_too_little_is_refused_before_weights_are_read(folder: Path, monkeypatch
     with pytest.raises(OptionError, match="memory is 1000000000MB, but this process may hold") as error:
         LLM(folder, memory="1000TB")
     needs = plan_engine(folder, Options()).memory.plan.needs
-    tight = needs.fixed + 3 * needs.block + needs.wavers
+    tight = needs.fixed + 3 * needs.block + needs.slack
     with pytest.raises(OptionError, match="What would fit: context 96 for one request at a time") as error:
         LLM(folder, memory=str(tight))
     assert error.value.option == "memory"
@@ -326,7 +326,7 @@ def test_a_small_control_group_is_refused_by_the_context(folder: Path, monkeypat
     now = resident()
     own = 0 if now is None else now.anonymous
     monkeypatch.setattr(
-        "headrace.engine.build.granted_memory", lambda: (needs.fixed + needs.wavers) * 16 // 15 + 4 * needs.block - own
+        "headrace.engine.build.granted_memory", lambda: (needs.fixed + needs.slack) * 16 // 15 + 4 * needs.block - own
     )
     with pytest.raises(OptionError, match=r"are free here: .* What would fit: context") as error:
         LLM(folder)

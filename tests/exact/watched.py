@@ -94,12 +94,13 @@ class Watched:
             self.copies += sum(bool(row.copied) for row in plan.rows)
             by_id = {r.id: r for r in self.scheduler.running}
             for row in plan.rows:
-                self.cuts += row.start + len(row.tokens) < by_id[row.request].prompt
+                r = by_id[row.request]
+                self.cuts += len(r.left_out) + row.start + len(row.tokens) < r.prompt
                 self._came_back(by_id[row.request], row)
         return plan
 
     def _came_back(self, request: Request, row: Row) -> None:
-        if (lost := self._lost.get(request.id)) is None:
+        if (lost := self._lost.get(request.id)) is None or request.left_out:  # a later window takes nothing back
             return
         block = self.scheduler.blocks.block
         for index in range(min(row.start, lost.computed) // block):
@@ -140,8 +141,8 @@ class Watched:
         states = {PARTLY_DONE} if family < request.params.n else set()
         if request.place is Place.WAITING and not request.preemptions:
             states.add(QUEUED)
-        if 0 < request.computed < request.prompt:
+        if request.computed > 0 and len(request.left_out) + request.computed < request.prompt:
             states.add(READING)
-        if len(request.tokens) > request.prompt:
+        if request.answered:
             states.add(ANSWERING)
         return states

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from headrace import config
-from headrace.cache.pool import Pool, PoolShape
+from headrace.cache.pool import RESIDENT, Pool, PoolShape, slot_stride
 from headrace.formats.kv import KV_FORMATS
 
 KV = pytest.mark.parametrize("kv_format", KV_FORMATS)
@@ -32,6 +34,25 @@ def test_shape_and_size(kv_format: str) -> None:
     pool.slots[1][2] = 1
     assert not pool.slots[0].any()
     assert not pool.slots[2].any()
+
+
+@pytest.mark.parametrize("slots", [3, 18, 24, 28, 30])
+@pytest.mark.parametrize("nbytes", [RESIDENT, 87 * RESIDENT, 165 * RESIDENT + RESIDENT // 4, 24_576_000])
+def test_slots_enter_new_huge_pages_one_after_the_other(slots: int, nbytes: int) -> None:
+    """Each entry was 4 ms on a virtual machine, and eight of them came with the same block."""
+    stride = slot_stride(nbytes, slots)
+    assert nbytes <= stride <= nbytes + RESIDENT // slots
+    entries = sorted(-slot * stride % RESIDENT for slot in range(slots))
+    assert all(b - a > RESIDENT // slots * 0.8 for a, b in pairwise(entries))
+
+
+def test_slots_lie_apart_in_a_large_pool() -> None:
+    pool = Pool(PoolShape(blocks=100, slots=3, kv_heads=4, dim=64, kv_format="bf16"))
+    for slot in pool.slots:
+        assert slot.flags.c_contiguous
+        assert not slot.any()
+        slot[:] = 1
+    assert pool.nbytes == sum(slot.nbytes for slot in pool.slots)
 
 
 @KV

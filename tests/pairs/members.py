@@ -45,8 +45,8 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One thing that can be on. `took` proves that it really was; where `basis` or `asks` are given it need not, since
-    the answers must then be others than without."""
+    """One thing that can be on. `took` proves that it really was; without it the answers must be others than without
+    the member."""
 
     name: str
     took: Callable[[Seen], bool] | None = None
@@ -154,7 +154,7 @@ MEMBERS = (
     ),
     Member("stops", asks={"stop_token_ids": tuple(range(0, 256, 9)), "min_tokens": 3}, every=3),
     Member("processed", asks={"logprobs_mode": "processed", "temperature": 2.0, "top_k": 20}),
-    Member("sliding", outgrew, basis={"context": SHORT}, asks={"overflow": "sliding", "max_tokens": 60}),
-    Member("sinks", outgrew, basis={"context": SHORT}, asks={"overflow": "sinks", "max_tokens": 60}),
+    Member("sliding", outgrew, basis={"context": SHORT}, asks={"overflow": "sliding", "max_tokens": MOST}),
+    Member("sinks", outgrew, basis={"context": SHORT}, asks={"overflow": "sinks", "max_tokens": MOST}),
     Member("prompt's", asks={"prompt_logprobs": 2}, every=2),
 )

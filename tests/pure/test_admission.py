@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.admission import Limits, admit, cut
+from headrace.engine.admission import LONGEST, Limits, admit, cut
 from headrace.errors import RequestError
 from headrace.params import SamplingParams
 
@@ -186,9 +186,12 @@ def test_windows_take_any_length(overflow: str) -> None:
         (5000, LIMITS, None, 384),
         (400, LIMITS, 112, 400),
         (401, LIMITS, 112, 400),
-        (5000, LIMITS, 509, 3),
-        (201, SMALL_POOL, None, 73),
-        (5000, SMALL_POOL, 50, 151),
+        (5000, LIMITS, 384, 128),
+        (200, SMALL_POOL, None, 200),
+        (201, SMALL_POOL, None, 151),
+        (190, SMALL_POOL, 300, 190),
+        (5000, SMALL_POOL, 300, 150),
+        (5000, SMALL_POOL, 20, 180),
     ],
 )
 def test_a_middle_is_left_out_so_that_the_answer_fits(
@@ -206,12 +209,27 @@ def test_a_middle_is_left_out_so_that_the_answer_fits(
 def test_a_middle_is_not_left_out_where_nobody_asked() -> None:
     for overflow in ("error", "sliding", "sinks"):
         assert len(cut([1] * 5000, SamplingParams(overflow=overflow), LIMITS)) == 5000
-    assert refusal([1] * 5000, overflow="truncate-middle", max_tokens=512).param == "max_tokens"
     error = refusal([1] * 5000, overflow="truncate-middle", prompt_logprobs=0)
     assert error.param == "prompt_logprobs"
     assert "leaves 384" in str(error)
     judge([1] * 500, overflow="truncate-middle", prompt_logprobs=0)
 
 
+@pytest.mark.parametrize("asked", [385, 509, 512, 10_000])
+def test_an_answer_that_leaves_the_prompt_no_room_is_refused(asked: int) -> None:
+    error = refusal([1] * 5000, overflow="truncate-middle", max_tokens=asked)
+    assert error.param == "max_tokens"
+    assert "5000" in str(error)
+
+
 def test_refusals_name_the_way_out() -> None:
     assert "overflow" in str(refusal([1] * 600))
+
+
+def test_windows_have_bounds_too() -> None:
+    judge([1] * (LONGEST // 4), overflow="sliding", n=4)
+    error = refusal([1] * (LONGEST // 4 + 1), overflow="sliding", n=4)
+    assert error.param == "prompt"
+    assert str(LONGEST) in str(error)
+    judge([1], overflow="sinks", min_tokens=512)
+    assert refusal([1], overflow="sinks", min_tokens=513).param == "min_tokens"

@@ -61,7 +61,7 @@ def test_what_is_advised_fits_where_the_process_grew_a_little() -> None:
         told = str(refused(needs, bound=bound, granted=10_000 * MB))
         return int(told.split("context ")[2].split()[0]), int(told.split("at least ")[1].split("MB")[0])
 
-    firm, wavering = SMALL, replace(SMALL, wavers=4 * MB)
+    firm, wavering = SMALL, replace(SMALL, slack=4 * MB)
     (longest, least), (shorter, more) = advised(firm, 300 * MB), advised(wavering, 300 * MB)
     assert (shorter, more) == (longest - 4 * 32, least + 4)
     grown = replace(SMALL, process=SMALL.process + 4 * MB)

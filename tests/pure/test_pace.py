@@ -54,7 +54,7 @@ def test_what_a_few_steps_were_held_up_by_does_not_count() -> None:
 
 def test_it_follows_what_it_sees() -> None:
     pace = paced()
-    for _ in range(KNOWN):
+    for _ in range(2 * KNOWN):
         pace.took(4, 0, 0.2)
         pace.took(4, 10, 0.2 + 10 * 0.01)
     assert pace.others(4) == pytest.approx((0.2 + GRACE_S) / 0.01, abs=1)

@@ -19,12 +19,20 @@ from headrace.scheduler.policy import Continuous, Dynamic, Static
 from headrace.scheduler.rate import Rate
 from headrace.scheduler.request import Request
 from headrace.scheduler.turns import EXPECTED_ANSWER, PRIORITY_TOKENS, FairShare
+from headrace.scheduler.windows import Windows
 
 _orders = itertools.count()
 
 
 def request(
-    prompt: int = 10, answer: int = 10, *, tenant: str = "", priority: int = 0, arrived: float = 0.0, choice: int = 0
+    prompt: int = 10,
+    answer: int = 10,
+    *,
+    tenant: str = "",
+    priority: int = 0,
+    arrived: float = 0.0,
+    choice: int = 0,
+    windows: Windows | None = None,
 ) -> Request:
     order = next(_orders)
     params = SamplingParams(priority=priority)
@@ -42,6 +50,7 @@ def request(
         arrived=arrived,
         order=order,
         tenant=tenant,
+        windows=windows,
     )
 
 
@@ -366,6 +375,27 @@ def test_ranks_are_unique_and_siblings_pay_for_the_prompt_once() -> None:
     assert ranks[3][0] - ranks[1][0] == 20
     after = shares.rank(request(1000, 10))
     assert after > ranks[-1]
+
+
+def test_a_text_in_windows_is_charged_with_what_is_computed_of_it() -> None:
+    shares = FairShare()
+    shares.rank(request(tenant="b"))
+    family = [request(1000, 100, tenant="a", choice=i, windows=Windows(64)) for i in range(2)]
+    for one in family:
+        one.rank = shares.rank(one)
+    assert all(32 <= one.reads < 64 for one in family)
+    for one in family:
+        shares.begins(one)
+    expected = shares.now
+    assert expected == family[0].reads + 100 + 50, "the prompt once; half of what runs is another tenant's"
+    for one in family:
+        for token in range(100):
+            one.hear((token % VOCAB,))
+            if one.over:
+                one.slide()
+        assert one.length == 1100
+        shares.ends(one)
+    assert shares.now == expected, "nothing was expected wrongly"
 
 
 def test_who_leaves_the_queue_gives_back_its_share() -> None:

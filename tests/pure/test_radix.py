@@ -379,6 +379,15 @@ def test_a_block_that_some_group_lacks_is_not_copied() -> None:
 # Pins
 
 
+def test_of_a_pinned_prefix_a_window_keeps_what_is_read_behind_it() -> None:
+    house = House(count=9, windows=(None, 6))
+    request = house.compute(run(12))
+    assert house.cache.pin(house.keys(run(12))) == 3 + 2
+    house.end(request)
+    house.evict(1)
+    assert house.match(run(12)) == 3
+
+
 def test_a_pinned_prefix_is_never_given_up() -> None:
     house = House(count=8, windows=(None, 6))
     request = house.compute(run(12))

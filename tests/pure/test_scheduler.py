@@ -166,6 +166,18 @@ def test_prompts_around_the_size_of_the_pool(windows: tuple[int | None, ...], bu
     assert rig.scheduler.stats().preemptions == 0
 
 
+@pytest.mark.parametrize("overflow", ["sliding", "sinks"])
+def test_windows_that_nothing_fits_into_are_an_error(overflow: str) -> None:
+    small = Rig(count=3, block=4, context=60)
+    none = Rig(count=20, block=4, context=60)
+    for rig, tokens in ((small, prompt(5)), (none, [])):
+        user = rig.submit(tokens, overflow=overflow)
+        served = rig.submit(prompt(3), max_tokens=2)
+        rig.run()
+        assert rig.got[user, 0].finish == "error"
+        assert rig.got[served, 0] == rig.naive(prompt(3), max_tokens=2)
+
+
 def test_an_answer_that_outgrows_the_pool_ends_and_preempts_nobody() -> None:
     rig = Rig(count=10, block=4, budget=64, context=500)
     user = rig.submit(prompt(24), max_tokens=300)

@@ -179,6 +179,9 @@ class FakeLLM:
         none = SimpleNamespace(temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=None)
         return admit(prompt, params, limits=Limits(CONTEXT, VOCAB, 10_000), defaults=none, param=param)
 
+    def reads(self, prompt: Sequence[int], judged: SamplingParams) -> int:
+        return len(prompt)
+
     def ensure_room(self, requests: int, tokens: int) -> None:
         self.asked_room.append((requests, tokens))
         if self.full is not None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from headrace import AsyncLLM
+from headrace.execute.plan import Plan, Result
 from tests.exact.watched import ANSWERING, PARTLY_DONE, QUEUED, READING, Watched
 from tests.models.tiny import tiny_checkpoint
 from tests.serve.http_api import COMPLETIONS
@@ -30,6 +31,8 @@ ROWS = 8
 READ = 300
 """Tokens of the prompt of who leaves in the midst of it: at least ten steps."""
 LONG = 900
+STEP_S = 0.004
+"""So long a step takes at least, so that clients have the time to leave in a state that they saw."""
 PATIENCE_S = 0.15
 """Of the proxy."""
 
@@ -51,6 +54,14 @@ class House:
     def load(self, folder: Path) -> AsyncLLM:
         llm = AsyncLLM(folder, threads=1, pool_bytes=1 << 22, budget=32, rows=ROWS, past_load=False)
         self.watched = Watched(llm.model)
+        executor = llm.model._engine._executor
+        run = executor.run
+
+        def as_slow_as_a_larger_model(plan: Plan) -> Result:
+            time.sleep(STEP_S)
+            return run(plan)
+
+        executor.run = as_slow_as_a_larger_model  # type: ignore[method-assign]
         self.kept.append(llm)
         return llm
 

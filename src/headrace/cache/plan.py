@@ -43,7 +43,7 @@ class Needs:
     packing: int = 0
     """Pages of the model's file that are in memory beside the loaded weights while the largest is packed: at a first
     start, before the pool is used, and clean, so that the system can drop them."""
-    wavers: int = 0
+    slack: int = 0
     """By how much `process` may be more at the next start; what is advised fits then too."""
 
     @property
@@ -197,9 +197,9 @@ def _asked(needs: Needs, pool_bytes: int, limit: int, bound: int | None) -> int:
             "pool_bytes",
         )
     if limit and needs.fixed + blocks * needs.block > limit:
-        left = max(0, limit - needs.fixed)
+        left = max(0, limit - needs.fixed - needs.slack)
         have = f"{_mb(limit, up=False)} are free here" if bound is None else f"memory is {_mb(limit, up=False)}"
-        more = "" if bound is None else f", or memory at least {_mb(needs.fixed + pool_bytes)}"
+        more = "" if bound is None else f", or memory at least {_mb(needs.fixed + needs.slack + pool_bytes)}"
         raise OptionError(
             f"pool_bytes is {pool_bytes}, but {have}: beside {_parts(needs)} it can be at most {left}{more}",
             "pool_bytes",
@@ -209,13 +209,13 @@ def _asked(needs: Needs, pool_bytes: int, limit: int, bound: int | None) -> int:
 
 def _too_little(needs: Needs, limit: int, bound: int | None, spare: int, one: int) -> OptionError:
     """`spare`: bytes left for the pool, below 0 where even the rest does not fit; `one`: blocks of a whole context."""
-    blocks = max(0, spare - needs.wavers) // needs.block
+    blocks = max(0, spare - needs.slack) // needs.block
     longest = min(needs.longest(blocks), needs.context) if blocks else 0
     kept = 0 if bound is not None else limit // RESERVE
 
     def free(nbytes: int) -> str:
         """So that so many are left beside what is kept free."""
-        nbytes += needs.wavers
+        nbytes += needs.slack
         return _mb(nbytes if bound is not None else -(-nbytes * RESERVE // (RESERVE - 1)))
 
     whole = free(needs.fixed + one * needs.block)

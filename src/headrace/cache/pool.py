@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from headrace import native
 from headrace.formats.kv import KV_FORMATS
@@ -13,7 +15,25 @@ from headrace.formats.kv import KV_FORMATS
 BLOCK = 32
 """Tokens of one block. Fixed: attention walks blocks of absolute positions, so results would change with it."""
 
+RESIDENT = 2 << 20
+"""Bytes that become resident at a time where the system grants huge pages; on a virtual machine that can take
+milliseconds."""
+
 Bytes = bytes | bytearray | memoryview
+
+
+def slot_stride(nbytes: int, slots: int) -> int:
+    """Bytes from one slot's array to the next, of `nbytes` each: a little more (a huge page over all slots at most)
+    where otherwise many slots would enter a new huge page with the same block, and a step would wait for all of them.
+    """
+    if nbytes < RESIDENT:
+        return nbytes
+
+    def least_gap(stride: int) -> int:
+        places = sorted(slot * stride % RESIDENT for slot in range(slots))
+        return min(b - a for a, b in pairwise([*places, places[0] + RESIDENT]))
+
+    return max(range(nbytes, nbytes + RESIDENT // slots + 1, 4096), key=least_gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +74,10 @@ class Pool:
     def __init__(self, shape: PoolShape) -> None:
         """MemoryError where the machine cannot reserve `blocks * block_bytes`."""
         self.shape = shape
-        memory = native.reserve(shape.blocks * shape.block_bytes)
-        self._bytes = memory.reshape(shape.slots, shape.blocks, shape.block_bytes // shape.slots)
+        each = shape.block_bytes // shape.slots
+        stride = slot_stride(shape.blocks * each, shape.slots)
+        memory = native.reserve(shape.slots * stride)
+        self._bytes = as_strided(memory, (shape.slots, shape.blocks, each), (stride, each, 1))
         self.slots = list(self._bytes)
         self._used = np.zeros(shape.blocks, np.bool_)
 

@@ -164,8 +164,11 @@ class PrefixCache:
                 entry.sound = True
 
     def pin(self, keys: Sequence[bytes]) -> int:
-        """Never give up what is there of these blocks. How many blocks of the pool that takes."""
-        pinned = [b for key in keys if key in self._entries for b in self._entries[key].blocks if b >= 0]
+        """Never give up what is there of these blocks, as far as a prefix of all of them needs it. How many blocks of
+        the pool that takes."""
+        blocks, known = self._blocks, [self._entries[key] for key in keys if key in self._entries]
+        firsts = [blocks.read_from(g, len(known) * blocks.block) for g in range(len(blocks.windows))]
+        pinned = [e.blocks[g] for g, first in enumerate(firsts) for e in known[first:] if e.blocks[g] >= 0]
         self._blocks.pin(pinned)
         self._pinned += pinned
         self._blocks.reserved = len(set(self._pinned))

@@ -16,6 +16,10 @@ from headrace.scheduler.windows import LEAST
 
 T = TypeVar("T")
 
+LONGEST = 1 << 20
+"""Most tokens of a prompt, and characters of a text, where a request says what becomes of those longer than the
+context."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -27,6 +31,11 @@ class Limits:
     """Width of the logits, whatever the tokenizer says: every token id is below it."""
     pool_tokens: int
     """Longest sequence that the KV pool holds when it is alone. An answer's last token needs no place in it."""
+
+    @property
+    def window(self) -> int:
+        """Tokens of the windows of texts that may be longer."""
+        return min(self.context, self.pool_tokens)
 
     @property
     def longest(self) -> int:
@@ -62,14 +71,9 @@ def admit(
     if params.windowed:
         _judge_windows(len(prompt), params, limits, param)
     else:
-        left = len(cut(prompt, params, limits))
+        left = _left(len(prompt), params, limits)
+        _judge_cut(len(prompt), left, params, limits, param)
         _judge_length(left, params, limits, param)
-        if left < len(prompt) and params.prompt_logprobs is not None:
-            raise RequestError(
-                f"{param} has {len(prompt)} tokens, of which overflow truncate-middle leaves {left}: there are no "
-                "log-probabilities of the others, nor of what follows them; overflow sliding gives all",
-                "prompt_logprobs",
-            )
     _judge_ids(prompt, limits.vocab, param)
     _judge_ids(params.stop_token_ids, limits.vocab, "stop_token_ids")
     _judge_ids(params.logit_bias, limits.vocab, "logit_bias")
@@ -85,26 +89,62 @@ def admit(
 
 
 def cut(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> Sequence[int]:
-    """What is computed of a prompt: all of it, but for `overflow: truncate-middle` where it leaves its answer no room.
+    """What is computed of an admitted prompt: all of it, but for `overflow: truncate-middle` where it leaves its answer
+    no room; then as much of its beginning as of its end."""
+    left = _left(len(prompt), params, limits)
+    return prompt if left == len(prompt) else [*prompt[: left - left // 2], *prompt[len(prompt) - left // 2 :]]
 
-    Then as much of its beginning as of its end, and room for max_tokens; a quarter of the context without them.
-    """
-    room, asked = limits.longest, params.max_tokens
-    if params.overflow != "truncate-middle" or len(prompt) + (1 if asked is None else asked) <= room:
+
+def _left(prompt: int, params: SamplingParams, limits: Limits) -> int:
+    """How much of a prompt is computed. Where it is cut there is room for max_tokens (in a pool smaller than the
+    context for a quarter at most, since that cuts the answer short), without max_tokens a quarter. Below 1: none is."""
+    asked = params.max_tokens
+    least = 1 if asked is None else asked
+    fits = prompt + least <= limits.context and prompt <= limits.pool_tokens
+    if params.overflow != "truncate-middle" or fits:
         return prompt
-    most = max(2, room - (limits.context // 4 if asked is None else asked))
-    return prompt if len(prompt) <= most else [*prompt[: most - most // 2], *prompt[-(most // 2) :]]
+    quarter = limits.longest // 4
+    if asked is None:
+        return min(prompt, limits.longest - quarter)
+    return min(prompt, limits.context - asked, limits.pool_tokens - min(asked, quarter))
+
+
+def _judge_cut(prompt: int, left: int, params: SamplingParams, limits: Limits, param: str) -> None:
+    if left == prompt:
+        return
+    if left < limits.longest // 4:
+        raise RequestError(
+            f"max_tokens is {params.max_tokens}, which leaves {left} tokens for {param}, of {prompt}: with overflow "
+            f"truncate-middle it can be at most {limits.longest - limits.longest // 4} here",
+            "max_tokens",
+        )
+    if params.prompt_logprobs is not None:
+        raise RequestError(
+            f"{param} has {prompt} tokens, of which overflow truncate-middle leaves {left}: there are no "
+            "log-probabilities of the others, nor of what follows them; overflow sliding gives all",
+            "prompt_logprobs",
+        )
 
 
 def _judge_windows(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
     if prompt == 0:
         raise RequestError(f"{param} is empty: at least one token is needed", param)
-    size = min(limits.context, limits.pool_tokens)
-    if size < LEAST:
+    if limits.window < LEAST:
         raise RequestError(
             f"overflow {params.overflow} needs windows of at least {LEAST} tokens; the context is {limits.context} "
             f"tokens, and the KV pool holds {limits.pool_tokens}",
             "overflow",
+        )
+    if prompt * params.n > LONGEST:
+        raise RequestError(
+            f"{param} has {prompt} tokens, for {params.n} choices; with overflow {params.overflow} they are at most "
+            f"{LONGEST} together",
+            param,
+        )
+    if params.max_tokens is None and params.min_tokens > limits.longest:
+        raise RequestError(
+            f"min_tokens is {params.min_tokens}, but without max_tokens an answer ends after {limits.longest} tokens",
+            "min_tokens",
         )
 
 

@@ -149,7 +149,7 @@ def _memory(
         context=context,
         trained=checkpoint.spec.context,
         packing=max(t.nbytes for t in checkpoint.source.tensors.values()),
-        wavers=GRAIN,
+        slack=GRAIN,
     )
     plan = plan_memory(
         needs,
@@ -247,6 +247,12 @@ class Loaded:
         """What is computed of a prompt, by the `overflow` of admitted parameters."""
         return list(cut(prompt, params, self.plan.limits))
 
+    def reads(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        """How many tokens of a prompt are computed, by admitted parameters."""
+        if params.windowed and params.prompt_logprobs is None:
+            return min(len(prompt), self.plan.limits.window)
+        return len(cut(prompt, params, self.plan.limits))
+
     def ensure_room(self, requests: int, tokens: int) -> None:
         """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""
         self._gate.judge(requests, tokens, self._engine.stats())
@@ -306,6 +312,8 @@ def load(
     program, checkpoint = plan.program, plan.checkpoint
     tier = _tier(plan.options.cache)
     pinned = _pinned(plan)
+    if pinned:
+        plan = dataclasses.replace(plan, limits=_beside(pinned, plan))
     pool = Pool(plan.memory.pool)
     loading = plan.options.loading
     store = (
@@ -331,6 +339,7 @@ def load(
         budget=plan.options.scheduler.budget,
         rows=plan.memory.plan.rows,
         context=plan.context,
+        window=plan.limits.window,
         eos=checkpoint.eos,
         text=lambda params: _text(checkpoint, params),
         policy=_policy(plan.options.scheduler, plan.memory.plan.rows),
@@ -391,6 +400,13 @@ def _pinned(plan: Blueprint) -> list[int]:
             "pin_prefix",
         )
     return tokens
+
+
+def _beside(pinned: Sequence[int], plan: Blueprint) -> Limits:
+    """What one engine can hold that never gives these tokens up."""
+    windows = [group.window for group in plan.program.kv.groups]
+    left = plan.memory.pool.blocks - Blocks(1, windows).need(len(pinned))
+    return dataclasses.replace(plan.limits, pool_tokens=Blocks(left, windows).most_tokens)
 
 
 def _facts(plan: Blueprint, tier: DiskTier | None) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from headrace.engine.admission import LONGEST
 from headrace.engine.build import Blueprint, Loaded, load
 from headrace.engine.collect import Collector
 from headrace.engine.outputs import Chunk, RequestOutput
@@ -36,8 +37,6 @@ LONG_TEXT = 1 << 17
 PROBES = (1 << 17, 1 << 20)
 """Characters at the beginning of a text many times as long that are put into tokens first: where they alone are far
 more than the context, the text is refused. The whole would take a hundred bytes of memory a character, and a minute."""
-LONGEST = 1 << 20
-"""Instead of the context, in tokens, where a request says what becomes of longer texts."""
 
 
 class LLM:
@@ -232,7 +231,7 @@ class AsyncLLM:
 
     async def encode(self, text: str, params: SamplingParams | None = None, *, parse_special: bool = True) -> list[int]:
         """Token ids of a raw prompt, BOS as the file says. RequestError where it is far longer than the context, or,
-        where the `overflow` of `params` allows that, than a million tokens."""
+        where the `overflow` of `params` allows that, than `LONGEST` characters."""
         return await self._ids(text, params, parse_special)
 
     async def render_chat(
@@ -240,12 +239,11 @@ class AsyncLLM:
     ) -> list[int]:
         """Token ids of a conversation, see `Tokenizer.chat`. RequestError where one of its texts is too long, as for
         `encode`."""
-        longest = self._longest(params)
         texts = [_texts(message) for message in messages] if isinstance(messages, Sequence) else []
 
         def work() -> list[int]:
             for number, text in ((n, text) for n, some in enumerate(texts) for text in some):
-                _probe(self.tokenizer, text, longest, f"messages[{number}].content")
+                _probe(self.tokenizer, text, self.model.context, params, f"messages[{number}].content")
             return self.tokenizer.chat(messages, **template)
 
         return await self._in_pool(work, sum(len(text) for some in texts for text in some))
@@ -282,6 +280,10 @@ class AsyncLLM:
         RequestError, which calls the prompt `param`."""
         return self.model.admit(prompt, params or SamplingParams(), param=param)
 
+    def reads(self, prompt: Sequence[int], judged: SamplingParams) -> int:
+        """How many tokens of a prompt are computed: all, but where `overflow` leaves some out."""
+        return self.model.reads(prompt, judged)
+
     def ensure_room(self, requests: int, tokens: int) -> None:
         """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""
         self.model.ensure_room(requests, tokens)
@@ -296,7 +298,7 @@ class AsyncLLM:
     ) -> RequestStream:
         """Start a request over token ids, from a running event loop. RequestError where it cannot be served."""
         judged = self.check(prompt, params)
-        self.ensure_room(judged.n, len(prompt))
+        self.ensure_room(judged.n, self.reads(prompt, judged))
         return self.start(prompt, judged, text=text, tenant=tenant)
 
     def start(
@@ -337,15 +339,10 @@ class AsyncLLM:
         if "model" in vars(self):  # else it could not be loaded
             self.model.stop()  # and not wait: the collector runs anywhere, in the midst of anything
 
-    def _longest(self, params: SamplingParams | None) -> int:
-        """Most tokens of a text, roughly."""
-        context = self.model.context
-        return context if params is None or params.overflow == "error" else max(context, LONGEST)
-
     async def _ids(self, prompt: Prompt, params: SamplingParams | None, parse_special: bool) -> list[int]:
         def work() -> list[int]:
             if isinstance(prompt, str):
-                _probe(self.tokenizer, prompt, self._longest(params), "prompt")
+                _probe(self.tokenizer, prompt, self.model.context, params, "prompt")
             return _encode(self.tokenizer, prompt, parse_special)
 
         return await self._in_pool(work, len(prompt) if isinstance(prompt, str) else 0)
@@ -471,16 +468,22 @@ def _texts(message: object) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _probe(tokenizer: Tokenizer, text: str, longest: int, param: str) -> None:
-    """RequestError for `param` where the text's beginning alone is more than twice the `longest`: what follows can
-    change its last tokens, not their number by half."""
+def _probe(tokenizer: Tokenizer, text: str, context: int, params: SamplingParams | None, param: str) -> None:
+    """RequestError for `param` where the text's beginning alone is more than twice the context: what follows can
+    change its last tokens, not their number by half. Where it may be longer, its characters are bounded."""
+    if params is not None and not params.bounded:
+        if len(text) > LONGEST:
+            raise RequestError(
+                f"{param} has {len(text)} characters; with overflow {params.overflow} they are at most {LONGEST}", param
+            )
+        return
     for size in PROBES:
         if len(text) <= 4 * size:
             return
         count = len(tokenizer.encode(text[:size], parse_special=False, add_bos=False, param=param))
-        if count > 2 * longest:
+        if count > 2 * context:
             raise RequestError(
-                f"the first {size} of {len(text)} characters alone are {count} tokens, but the context has {longest}",
+                f"the first {size} of {len(text)} characters alone are {count} tokens, but the context has {context}",
                 param,
             )
 

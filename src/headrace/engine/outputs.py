@@ -47,7 +47,9 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
+    """As it was given, also where `overflow` left out a part of it."""
     prompt_token_ids: list[int]
+    """What was computed of it."""
     outputs: list[CompletionOutput]
     seed: int
     """The seed that was used; asking again with it gives the same choices."""

@@ -92,7 +92,7 @@ class Seen:
     """What is known of the load of one model."""
 
     prompt: Counts = field(default_factory=Counts)
-    """Tokens of each request's prompt."""
+    """Tokens of each request's prompt, at most the context, as everywhere here."""
     answer: Counts = field(default_factory=Counts)
     """Tokens of each choice's answer."""
     length: Counts = field(default_factory=Counts)
@@ -250,7 +250,7 @@ class LoadKeeper:
                     if not answers:
                         del self._live[delta.request]
                     if delta.finish != "error":
-                        self._new.answer.add(answer)
+                        self._new.answer.add(min(answer, self._context))
                         self._new.length.add(min(prompt + answer, self._context))
             due = self._new.requests and self._clock() - self._saved >= SAVE_S
         if due:

@@ -103,16 +103,33 @@ class Request:
     """Tokens of the text that the window leaves out, after the sinks."""
     coming: list[int] = field(default_factory=list)
     """Those of the prompt after the window, where their log-probabilities are wanted."""
+    reads: int = 0
+    """Tokens of the prompt that it computes, or shares with its siblings, unless it goes on to further windows."""
     preemptions: int = 0
     started: float | None = None
     """When it was first given a row."""
     spoke: float | None = None
     """When its first token came."""
 
+    def __post_init__(self) -> None:
+        """Choose the window to begin with: the prompt's first where its log-probabilities are wanted, else its last."""
+        if self.windows is not None and len(self.tokens) >= self.windows.size:
+            if self.unreported:
+                self.coming = self.tokens[self.windows.size :]
+                del self.tokens[self.windows.size :]
+            else:
+                self._leave_out(self.windows.left_out(len(self.tokens)))
+        self.reads = len(self.tokens) + len(self.coming)
+
     @property
     def length(self) -> int:
         """Tokens of the text, as far as it is known."""
         return len(self.left_out) + len(self.tokens) + len(self.coming)
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answer."""
+        return self.length - self.prompt
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -128,16 +145,6 @@ class Request:
     def scores(self, end: int) -> bool:
         """Do log-probabilities of its prompt that still lack come with a row that ends at position `end`?"""
         return self.unreported > 0 and len(self.left_out) + end > self.prompt - self.unreported
-
-    def lay_out(self) -> None:
-        """Choose the window to begin with: the prompt's first where its log-probabilities are wanted, else its last."""
-        if self.windows is None or len(self.tokens) < self.windows.size:
-            return
-        if self.unreported:
-            self.coming = self.tokens[self.windows.size :]
-            del self.tokens[self.windows.size :]
-        else:
-            self._leave_out(self.windows.left_out(len(self.tokens)))
 
     @property
     def over(self) -> bool:

@@ -29,7 +29,7 @@ from headrace.scheduler.rate import Rate
 from headrace.scheduler.request import Place, Request, Text
 from headrace.scheduler.reuse import Reuse
 from headrace.scheduler.turns import FairShare, Turns
-from headrace.scheduler.windows import SINKS, Windows
+from headrace.scheduler.windows import LEAST, SINKS, Windows
 
 _RANK = attrgetter("rank")
 _AHEAD = 4
@@ -83,6 +83,8 @@ class Stats:
 class Scheduler:
     """Plans steps of at most `budget` tokens and `rows` requests over `blocks`; no sequence grows past `context`.
 
+    Texts that may be longer go on in windows of `window` tokens; by default of what fits now.
+
     `eos` are the model's end tokens; `text` makes the detokenizer of one choice. `prefix` is the prefix cache over
     `blocks`; where `reuse` is off only the choices of one request share in it.
     """
@@ -101,6 +103,7 @@ class Scheduler:
         prefix: PrefixCache | None = None,
         reuse: bool = True,
         pace: Pace | None = None,
+        window: int | None = None,
     ) -> None:
         self.blocks = blocks
         self.prefix = PrefixCache(blocks) if prefix is None else prefix
@@ -115,6 +118,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self._context = context
+        self._window = min(context, blocks.most_tokens) if window is None else window
         self._eos = eos
         self._text = text
         self._users: dict[int, list[Request]] = {}
@@ -135,12 +139,11 @@ class Scheduler:
         prompt, n = len(message.prompt), message.params.n
         room = self.blocks.most_tokens
         limit = min(self._context, room + 1)  # a last token is never computed, so needs no place
-        windows = _windows(message.params, min(self._context, room))
-        if windows is None:
-            most = min(limit, room) if message.params.max_tokens == 0 else limit - 1
-            if not 0 < prompt <= most:
-                why = f"a prompt of {prompt} tokens cannot be served: 1 to {most} fit into context and pool"
-                return [Delta(message.id, choice, finish="error", error=why) for choice in range(n)]
+        windows = _windows(message.params, self._window)
+        most = min(limit, room) if message.params.max_tokens == 0 else limit - 1
+        if prompt == 0 or (prompt > most if windows is None else not LEAST <= windows.size <= room):
+            why = f"a prompt of {prompt} tokens cannot be served: 1 to {most} fit into context and pool"
+            return [Delta(message.id, choice, finish="error", error=why) for choice in range(n)]
         family = [self._make(message, choice, limit, windows) for choice in range(n)]
         self._next_id += n
         self._next_order += 1
@@ -428,7 +431,6 @@ class Scheduler:
             unreported=0 if choice or params.prompt_logprobs is None else prompt,
             windows=windows,
         )
-        request.lay_out()
         request.rank = self.turns.rank(request)
         return request
 
@@ -480,7 +482,7 @@ class Scheduler:
 
 def _queued(request: Request) -> int:
     """What a waiting request adds to the tokens of the queue."""
-    return request.length - (request.prompt if request.choice else 0)
+    return request.answered + (0 if request.choice else request.reads)
 
 
 def _windows(params: SamplingParams, size: int) -> Windows | None:

@@ -87,7 +87,7 @@ class FairShare:
         tenant = self._tenants[request.tenant]
         used = 0
         if among := self._begun.pop(request.id, 0):
-            used = _tokens(request, len(request.tokens) - request.prompt)
+            used = _tokens(request, request.answered)
             self._move(used - _expected(request), among)
         tenant.finish += used - _expected(request)
         tenant.live -= 1
@@ -103,7 +103,7 @@ class FairShare:
 
 def _tokens(request: Request, answer: int) -> int:
     """The choices of one request share its prompt."""
-    return answer if request.choice else request.prompt + answer
+    return answer if request.choice else request.reads + answer
 
 
 def _expected(request: Request) -> int:

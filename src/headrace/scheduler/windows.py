@@ -32,5 +32,5 @@ class Windows:
         return self.size // 2
 
     def left_out(self, length: int) -> int:
-        """How many tokens, from `sinks` on, the window leaves out that the token after `length` others is chosen in."""
+        """Tokens left out, after the sinks, by the window from which the token at index `length` is chosen."""
         return 0 if length < self.size else ((length - self.size) // self.step + 1) * self.step

@@ -90,18 +90,17 @@ class Endpoints:
 async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
     """The prompts of a body as token ids, with their parameters and, where asked for, their texts."""
     prompts = prompts_of(body.prompt)
-    judged = body.params(room=COMPLETION_TOKENS)  # before any tokenizing
+    first = body.params(room=COMPLETION_TOKENS)  # judged before any tokenizing
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise RequestError(
             f"{len(prompts)} prompts times n {body.n or 1} are more than the {MAX_CHOICES} choices of one request",
             "n" if len(prompts) == 1 else "prompt",
         )
     special = body.parse_special is not False
-    ids = await asyncio.gather(*(_ids(llm, prompt, judged, parse_special=special) for prompt in prompts))
+    ids = await asyncio.gather(*(_ids(llm, prompt, first, parse_special=special) for prompt in prompts))
     asked = []
     for number, tokens in enumerate(ids):
-        left = llm.model.context - len(tokens)
-        params = body.params(room=left if judged.overflow == "error" else COMPLETION_TOKENS)
+        params = body.params(room=llm.model.context - len(tokens) if first.bounded else COMPLETION_TOKENS)
         name = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         asked.append(Asked(tokens, params, name))
     if not body.echo:

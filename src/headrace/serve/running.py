@@ -56,7 +56,8 @@ class Run:
         self._completion = self._cached = 0
         self._streams: list[RequestStream] = []
         judged = [llm.check(one.ids, one.params, param=one.name) for one in asked]
-        llm.ensure_room(sum(params.n for params in judged), sum(len(one.ids) for one in asked))
+        reads = sum(llm.reads(one.ids, params) for one, params in zip(asked, judged, strict=True))
+        llm.ensure_room(sum(params.n for params in judged), reads)
         try:
             for one, params in zip(asked, judged, strict=True):
                 self._streams.append(llm.start(one.ids, params, tenant=tenant))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduler.pace import GRACE_S, KNOWN, LONGEST_S, SLOWER, Pace
+from headrace.scheduler.pace import FEWEST, GRACE_S, KNOWN, LONGEST_S, SLOWER, Pace
 
 WHATEVER = 2**31
 
@@ -31,14 +31,39 @@ def test_beside_answers_a_step_lasts_twice_as_long_and_a_little() -> None:
 
 
 def test_where_nobody_answers_a_step_still_comes_to_its_end_soon() -> None:
-    assert paced().others(0) == pytest.approx(LONGEST_S / 0.001, abs=1)
-    assert paced(each=2.0).others(0) == 1
+    assert paced().others(0) == pytest.approx((LONGEST_S - 0.02) / 0.001, abs=1)
+    assert paced(each=2.0).others(0) == FEWEST
+
+
+def test_a_model_whose_every_step_is_long_is_not_fed_token_by_token() -> None:
+    pace, tokens = Pace(), 512
+    pace.took(1, 0, 2.0)
+    for _ in range(30):
+        pace.took(0, tokens, 2.0 + 0.002 * tokens)
+        tokens = min(512, pace.others(0))
+    assert tokens == 512
+    other = Pace()
+    for _ in range(30):
+        other.took(0, 512, 2.0)
+    assert other.others(0) == WHATEVER, "how long a step without prompts takes is not known yet"
+
+
+def test_steps_of_many_answers_are_not_measured_by_those_of_one() -> None:
+    pace = Pace()
+    for _ in range(KNOWN):
+        pace.took(1, 0, 0.03)
+        pace.took(16, 0, 0.1)
+        pace.took(16, 20, 0.1 + 20 * 0.005)
+    assert pace.others(16) == pytest.approx((0.1 + GRACE_S) / 0.005, abs=1)
+    assert pace.others(20) == pace.others(16)
+    assert pace.others(1) == pytest.approx((0.03 + GRACE_S) / 0.005, abs=1)
+    assert pace.others(2) == pace.others(1), "the nearest that is known"
 
 
 def test_a_step_of_so_many_milliseconds() -> None:
-    assert paced(0.1).others(0) == pytest.approx(100, abs=1)
+    assert paced(0.1).others(0) == pytest.approx(80, abs=1)
     assert paced(0.1).others(4) == pytest.approx(80, abs=1)
-    assert paced(0.001).others(4) == 1, "a prompt gets on, however long its tokens take"
+    assert paced(0.001).others(4) == FEWEST, "a prompt gets on, however long its tokens take"
 
 
 def test_what_a_few_steps_were_held_up_by_does_not_count() -> None:
@@ -68,5 +93,5 @@ def test_it_follows_what_it_sees() -> None:
 )
 def test_the_step_that_is_planned_keeps_to_it(alone: float, each: float, answers: int) -> None:
     others = paced(None, alone, each).others(answers)
-    assert others == 1 or alone + others * each <= SLOWER * alone + GRACE_S + 1e-6
+    assert others == FEWEST or alone + others * each <= SLOWER * alone + GRACE_S + 1e-6
     assert alone + (others + 2) * each > SLOWER * alone + GRACE_S - 1e-6

@@ -17,7 +17,7 @@ GRACE_S = 0.015
 """and so many seconds more: a fast model's steps are short, and small pieces of a prompt cost more each."""
 LONGEST_S = 0.75
 """Where nobody answers: whoever comes, or leaves, waits for the step under way."""
-FEWEST = 8
+FEWEST = 4
 """Tokens of prompts in a step at least: they get on, also where what was measured was another load."""
 KNOWN = 9
 """Steps of each kind that are remembered; a median bears with a few that something else held up."""

@@ -68,6 +68,8 @@ def admit(
     reached. `param` is what the client calls the prompt. An answer that only the pool cuts short is not refused: it
     ends with finish_reason "length".
     """
+    if len(prompt) == 0:
+        raise RequestError(f"{param} is empty: at least one token is needed", param)
     if params.windowed:
         _judge_windows(len(prompt), params, limits, param)
     else:
@@ -93,6 +95,14 @@ def cut(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> Sequen
     no room; then as much of its beginning as of its end."""
     left = _left(len(prompt), params, limits)
     return prompt if left == len(prompt) else [*prompt[: left - left // 2], *prompt[len(prompt) - left // 2 :]]
+
+
+def reads(prompt: int, params: SamplingParams, limits: Limits) -> int:
+    """How many tokens are computed of an admitted prompt of so many: of windows the last alone, unless
+    log-probabilities of all are wanted."""
+    if params.windowed and params.prompt_logprobs is None:
+        return min(prompt, limits.window)
+    return _left(prompt, params, limits)
 
 
 def _left(prompt: int, params: SamplingParams, limits: Limits) -> int:
@@ -127,8 +137,6 @@ def _judge_cut(prompt: int, left: int, params: SamplingParams, limits: Limits, p
 
 
 def _judge_windows(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
-    if prompt == 0:
-        raise RequestError(f"{param} is empty: at least one token is needed", param)
     if limits.window < LEAST:
         raise RequestError(
             f"overflow {params.overflow} needs windows of at least {LEAST} tokens; the context is {limits.context} "
@@ -151,8 +159,6 @@ def _judge_windows(prompt: int, params: SamplingParams, limits: Limits, param: s
 def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
     asked = params.max_tokens
     least = 1 if asked is None else min(asked, 1)
-    if prompt == 0:
-        raise RequestError(f"{param} is empty: at least one token is needed", param)
     if prompt + least > limits.context:
         raise RequestError(
             f"{param} has {prompt} tokens; the context is {limits.context} tokens, prompt and answer together, which "

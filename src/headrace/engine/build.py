@@ -19,7 +19,7 @@ from headrace.cache.pool import BLOCK, Pool, PoolShape
 from headrace.cache.radix import PrefixCache
 from headrace.cache.tiers import DiskTier
 from headrace.config import MAX_WAIT_MS, ROWS, CacheOptions, ExecuteOptions, Options, SchedulerOptions
-from headrace.engine.admission import Limits, admit, cut
+from headrace.engine.admission import Limits, admit, cut, reads
 from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
 from headrace.engine.past_load import LoadKeeper, Seen, read_seen
@@ -249,9 +249,7 @@ class Loaded:
 
     def reads(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """How many tokens of a prompt are computed, by admitted parameters."""
-        if params.windowed and params.prompt_logprobs is None:
-            return min(len(prompt), self.plan.limits.window)
-        return len(cut(prompt, params, self.plan.limits))
+        return reads(len(prompt), params, self.plan.limits)
 
     def ensure_room(self, requests: int, tokens: int) -> None:
         """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""

@@ -306,12 +306,12 @@ class AsyncLLM:
     ) -> RequestStream:
         """`submit` for what `check` and `ensure_room` have judged already."""
         request = self.model.new_id()
-        prompt = self.model.cut(prompt, judged)
-        collector = Collector(f"req-{request}", text, list(prompt), judged, self.tokenizer)
+        ids = self.model.cut(prompt, judged)
+        collector = Collector(f"req-{request}", text, ids, judged, self.tokenizer)
         stream = RequestStream(request, collector, self)
         self._sinks[request] = _Sink(stream.loop, stream.put)
         try:
-            self.model.submit(request, prompt, judged, tenant)
+            self.model.submit(request, ids, judged, tenant)
         except EngineDeadError:
             del self._sinks[request]
             raise

@@ -1,6 +1,6 @@
 """Continuous, dynamic and static batching on the same arrivals: a recorded hour of a chat service, replayed.
 
-    python bench/policies.py MODEL TRACE.csv [--requests 192] [--every 0] [--scale 1] [--most-prompt 32]
+    python bench/policies.py MODEL TRACE.csv [--requests 192] [--every 0] [--scale 1[,2,...]] [--most-prompt 32]
                              [--most-answer 1000] [--batch 8] [--max-wait-ms 100]
                              [--policies continuous,dynamic,static] [--repeat 3] [--threads N]
                              [--json OUT.json] [--plot OUT.png]
@@ -17,6 +17,10 @@ lengths are what empties seats; prompts short, since computing them costs every 
 than two cores answer them (5.4 a second), so that throughput is capacity and not the rate of arrivals. What is
 printed below the table takes the factor in throughput apart: full seats save steps, as often as lengths alone say,
 but a step with empty seats is also quicker, the more so the fewer cores compute it.
+
+With several scales every policy has its curve, throughput over the p99 of the first token, and what counts is the
+throughput that each reaches while that p99 stays within a limit: the least that static reaches at any scale. Static
+batches wait to be full when requests are few and for each other when they are many, so that least is not small.
 
 Each request goes through `AsyncLLM` in this process. Throughput counts generated tokens from the first arrival to the
 last token; first token and queue count from the arrival, so waiting is in them; gaps are those between a request's
@@ -63,7 +67,7 @@ class Arrival:
     answer: int
 
 
-def arrivals(args: argparse.Namespace, vocab: int) -> list[Arrival]:
+def arrivals(args: argparse.Namespace, vocab: int, scale: float = 1.0) -> list[Arrival]:
     """The trace as it is replayed; the same at every call."""
     count = -(-args.requests // args.batch) * args.batch
     with args.trace.open(newline="") as file:
@@ -76,7 +80,7 @@ def arrivals(args: argparse.Namespace, vocab: int) -> list[Arrival]:
     choose = random.Random(1)
     return [
         Arrival(
-            at_s=(at - times[0]).total_seconds() * args.scale / every,
+            at_s=(at - times[0]).total_seconds() * scale / every,
             prompt=[choose.randrange(100, vocab) for _ in range(min(int(line["ContextTokens"]), args.most_prompt))],
             answer=min(int(line["GeneratedTokens"]), args.most_answer),
         )
@@ -136,7 +140,7 @@ async def replay(llm: AsyncLLM, trace: Sequence[Arrival]) -> dict[str, float]:
     }
 
 
-def measured(args: argparse.Namespace, policy: str) -> dict[str, float]:
+def measured(args: argparse.Namespace, policy: str, scale: float) -> dict[str, float]:
     options: dict[str, Any] = {"rows": args.batch, "policy": policy, "queue_requests": 10**6, "queue_tokens": 10**9}
     options |= {"context": args.most_prompt + args.most_answer}
     if args.threads:
@@ -145,7 +149,7 @@ def measured(args: argparse.Namespace, policy: str) -> dict[str, float]:
         options["max_wait_ms"] = args.max_wait_ms
     llm = AsyncLLM(args.model, **options)
     try:
-        return asyncio.run(replay(llm, arrivals(args, min(llm.model.vocab, 20_000))))
+        return asyncio.run(replay(llm, arrivals(args, min(llm.model.vocab, 20_000), scale)))
     finally:
         llm.close()
 
@@ -175,6 +179,25 @@ def reasons(figures: dict[str, dict[str, float]], answers: Sequence[int], batch:
         f"- A step took {own_ms:.1f} ms beside {other_ms:.1f}, prompts and idling included: empty seats make "
         f"a step {own_ms / other_ms:.2f} times as quick, and the throughput is the one factor divided by the other."
     )
+
+
+def within_limit(curves: dict[float, dict[str, dict[str, float]]]) -> str:
+    """The most that each policy gives while the p99 of the first token is no worse than static's best."""
+    limit, at = min((figures["static"]["first_p99_s"], scale) for scale, figures in curves.items())
+    best: dict[str, tuple[float, float, float]] = {}
+    for scale, figures in curves.items():
+        for policy, said in figures.items():
+            if said["first_p99_s"] <= limit:
+                best[policy] = max(
+                    best.get(policy, (0.0, 0.0, 0.0)), (said["tokens_per_s"], said["first_p99_s"], scale)
+                )
+    lines = [
+        f"- {policy}: {tokens:,.0f} tok/s at x {scale:g}, p99 {first:.1f} s, "
+        f"{tokens / best['static'][0]:.2f} times static's"
+        for policy, (tokens, first, scale) in best.items()
+    ]
+    said = f"Within {limit:.1f} s to the first token (p99), the least that static reaches (at times x {at:g}):"
+    return "\n".join([said, *lines])
 
 
 def table(figures: dict[str, dict[str, float]]) -> str:
@@ -213,13 +236,27 @@ def plot(figures: dict[str, dict[str, float]], path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
+def plot_curves(curves: dict[float, dict[str, dict[str, float]]], path: Path, title: str) -> None:
+    """Throughput over the p99 of the first token, a line for each policy."""
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for policy in next(iter(curves.values())):
+        points = [curves[scale][policy] for scale in sorted(curves)]
+        axis.plot(*zip(*((p["first_p99_s"], p["tokens_per_s"]) for p in points), strict=True), "o-", label=policy)
+    axis.set(xlabel="to the first token, p99, s", ylabel="generated, tok/s", xscale="log")
+    axis.legend()
+    figure.suptitle(title, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
 def arguments() -> argparse.Namespace:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("model")
     ask.add_argument("trace", type=Path)
     for name, default in (("requests", 192), ("every", 0), ("most-prompt", 32), ("most-answer", 1000), ("batch", 8)):
         ask.add_argument(f"--{name}", type=int, default=default)
-    ask.add_argument("--scale", type=float, default=1.0)
+    ask.add_argument("--scale", default="1")
     ask.add_argument("--max-wait-ms", type=int, default=100)
     ask.add_argument("--policies", default="continuous,dynamic,static")
     ask.add_argument("--repeat", type=int, default=3)
@@ -239,27 +276,35 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    policies = args.policies.split(",")
-    runs: dict[str, list[dict[str, float]]] = {policy: [] for policy in policies}
-    for _ in range(args.repeat):
-        for policy in policies:
-            runs[policy].append(measured(args, policy))
-    figures = {p: {name: statistics.median(run[name] for run in runs[p]) for name in FIGURES} for p in policies}
+    policies, scales = args.policies.split(","), [float(scale) for scale in args.scale.split(",")]
+    runs: dict[float, dict[str, list[dict[str, float]]]] = {scale: {p: [] for p in policies} for scale in scales}
+    for _, scale, policy in itertools.product(range(args.repeat), scales, policies):
+        runs[scale][policy].append(measured(args, policy, scale))
+    curves = {
+        scale: {p: {name: statistics.median(run[name] for run in done[p]) for name in FIGURES} for p in policies}
+        for scale, done in runs.items()
+    }
     count = -(-args.requests // args.batch) * args.batch
-    what = (
-        f"{Path(args.model).name}: {count} requests of {args.trace.name}, times x {args.scale:g}, prompts to "
-        f"{args.most_prompt} and answers to {args.most_answer} tokens, at most {args.batch} at once, "
-        f"medians of {args.repeat}"
-    )
-    print(f"{what}\n\n{table(figures)}")
-    if {"continuous", "static"} <= figures.keys():
-        answers = [one.answer for one in arrivals(args, 20_000)]
-        print(f"\n{reasons(figures, answers, args.batch)}")
+    for scale, figures in curves.items():
+        what = (
+            f"{Path(args.model).name}: {count} requests of {args.trace.name}, times x {scale:g}, prompts to "
+            f"{args.most_prompt} and answers to {args.most_answer} tokens, at most {args.batch} at once, "
+            f"medians of {args.repeat}"
+        )
+        print(f"{what}\n\n{table(figures)}\n")
+        if {"continuous", "static"} <= figures.keys():
+            answers = [one.answer for one in arrivals(args, 20_000)]
+            print(f"{reasons(figures, answers, args.batch)}\n")
+    if len(curves) > 1 and "static" in policies:
+        print(within_limit(curves))
     if args.json is not None:
         said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        args.json.write_text(json.dumps({"options": said, "medians": figures, "runs": runs}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"options": said, "medians": curves, "runs": runs}, indent=1) + "\n")
     if args.plot is not None:
-        plot(figures, args.plot, what)
+        if len(curves) > 1:
+            plot_curves(curves, args.plot, what)
+        else:
+            plot(curves[scales[0]], args.plot, what)
 
 
 if __name__ == "__main__":

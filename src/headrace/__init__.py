@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         OverloadedError,
         RequestError,
     )
-    from headrace.params import SamplingParams
+    from headrace.params import Grammar, Reasoning, SamplingParams
 
 _HOMES = {
     "LLM": "engine.llm",
@@ -32,6 +32,8 @@ _HOMES = {
     "CompletionOutput": "engine.outputs",
     "Logprob": "engine.outputs",
     "RequestOutput": "engine.outputs",
+    "Grammar": "params",
+    "Reasoning": "params",
     "SamplingParams": "params",
     "HeadraceError": "errors",
     "RequestError": "errors",
@@ -49,12 +51,14 @@ __all__ = [
     "Chunk",
     "CompletionOutput",
     "EngineDeadError",
+    "Grammar",
     "HeadraceError",
     "Logprob",
     "ModelFileError",
     "ModelNotFoundError",
     "OptionError",
     "OverloadedError",
+    "Reasoning",
     "RequestError",
     "RequestOutput",
     "RequestStream",

@@ -27,7 +27,53 @@ MAX_SALT_CHARS = 256
 """Longest `cache_salt`."""
 LOGPROBS_MODES = ("raw", "processed")
 OVERFLOWS = ("error", "truncate-middle", "sliding", "sinks")
+GRAMMARS = ("json", "regex", "choice", "lark", "gbnf")
+MAX_GRAMMAR_CHARS = 1 << 18
+"""Longest `Grammar.source`."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be, whole."""
+
+    kind: str
+    """`json`: a JSON document; `regex`: a match of the whole answer; `choice`: one of several strings; `lark`, `gbnf`:
+    a sentence of a context-free grammar."""
+    source: str
+    """JSON text of a schema, or of a list of strings for `choice`; the regular expression; the grammar. Lark is the
+    dialect of llguidance."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMARS:
+            raise RequestError(
+                f"a grammar's kind must be one of {', '.join(GRAMMARS)}, not {shown(self.kind)}", "grammar"
+            )
+        if not isinstance(self.source, str) or not self.source:
+            raise RequestError(f"a grammar of kind {self.kind} must be a text that is not empty", "grammar")
+        if len(self.source) > MAX_GRAMMAR_CHARS:
+            raise RequestError(
+                f"a grammar has {len(self.source)} characters, more than the {MAX_GRAMMAR_CHARS} allowed", "grammar"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The part of an answer that a model thinks in, before what it says."""
+
+    begin: int
+    """Token id that begins the thinking."""
+    end: int
+    """Token id that ends it."""
+    budget: int | None = None
+    """Most tokens of thinking; then its end is forced."""
+    begun: bool = False
+    """Does the prompt already stand inside the thinking?"""
+
+    def __post_init__(self) -> None:
+        _integer("reasoning.begin", self.begin, 0, 2**31 - 1)
+        _integer("reasoning.end", self.end, 0, 2**31 - 1)
+        _integer("reasoning.budget", self.budget, 0, 2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -84,6 +130,10 @@ class SamplingParams:
     `sinks`: so that its first 4 tokens stay in all of them."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests of the same salt; at most 256 characters."""
+    grammar: Grammar | None = None
+    """What the answer must be. Where `max_tokens` cuts it short it is a beginning of that."""
+    reasoning: Reasoning | None = None
+    """How the model thinks: the grammar holds for what comes after it."""
     priority: int = 0
     """-100 to 100. A request of higher priority goes before others, but overtakes no more than a fixed amount of work
     for each class; what it leaves in the prefix cache is given up later."""
@@ -111,6 +161,9 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}", name)
+        for name, kind in (("grammar", Grammar), ("reasoning", Reasoning)):
+            if not isinstance(getattr(self, name), kind | None):
+                raise RequestError(f"{name} must be a {kind.__name__}, not {shown(getattr(self, name))}", name)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise RequestError(f"logprobs_mode must be raw or processed, not {self.logprobs_mode!r}", "logprobs_mode")
         if self.overflow not in OVERFLOWS:

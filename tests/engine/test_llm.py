@@ -456,7 +456,7 @@ def test_threads_that_cannot_be_had_are_told(folder: Path, monkeypatch: pytest.M
             patch.setattr(threading.Thread, "start", none_left)
             with pytest.raises(HeadraceError, match="no thread to give for the engine"):
                 llm.generate(PROMPT, GREEDY)
-            with pytest.raises(HeadraceError, match="no thread to give for tokenizing"):
+            with pytest.raises(HeadraceError, match="no thread to give for this request"):
                 asyncio.run(engine.generate("ab", GREEDY))
         want = llm.generate("ab", GREEDY)[0].outputs[0].token_ids
         assert asyncio.run(engine.generate("ab", GREEDY)).outputs[0].token_ids == want

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import AsyncLLM, RequestOutput
+from headrace.params import Grammar, Reasoning
 from headrace.scheduler.pace import KNOWN
 from headrace.scheduler.policy import Dynamic, Static
 from headrace.scheduler.scheduler import Stats
@@ -91,6 +93,23 @@ def outgrew(seen: Seen) -> bool:
     return any(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) > SHORT for output in outputs)
 
 
+LETTERS = "b-x"
+THINK = 65
+"""Begins a thinking, and the next token ends it."""
+
+
+def kept_to_it(seen: Seen) -> bool:
+    """Did all answers consist of some letters alone, where a model draws any bytes?"""
+    texts = [output.outputs[0].text for each in seen.rounds for output in each]
+    return all(re.search(f"[{LETTERS}]{{3,}}$", text) for text in texts)
+
+
+def thought_first(seen: Seen) -> bool:
+    """Did all answers end their thinking, or themselves, within its budget?"""
+    answers = [output.outputs[0].token_ids for each in seen.rounds for output in each]
+    return all(THINK + 1 in answer[:5] or len(answer) < 5 for answer in answers)
+
+
 TIER = {"prefix_cache": True, "cache_dir": "tier"}
 MEMBERS = (
     # When requests begin, and how much of them a step takes up
@@ -154,6 +173,8 @@ MEMBERS = (
     ),
     Member("stops", asks={"stop_token_ids": tuple(range(0, 256, 9)), "min_tokens": 3}, every=3),
     Member("processed", asks={"logprobs_mode": "processed", "temperature": 2.0, "top_k": 20}),
+    Member("grammar", kept_to_it, asks={"grammar": Grammar("regex", f"[{LETTERS}]{{200,}}")}),
+    Member("thinking", thought_first, asks={"reasoning": Reasoning(THINK, THINK + 1, budget=4, begun=True)}),
     Member("sliding", outgrew, basis={"context": SHORT}, asks={"overflow": "sliding", "max_tokens": MOST}),
     Member("sinks", outgrew, basis={"context": SHORT}, asks={"overflow": "sinks", "max_tokens": MOST}),
     Member("prompt's", asks={"prompt_logprobs": 2}, every=2),

@@ -174,6 +174,9 @@ class FakeLLM:
     ) -> list[int]:
         return await asyncio.to_thread(lambda: self.tokenizer.chat(messages, **template))
 
+    async def prepare(self, params: SamplingParams | None) -> None:
+        """It has no grammars."""
+
     def check(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> SamplingParams:
         self.checked += 1
         none = SimpleNamespace(temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=None)

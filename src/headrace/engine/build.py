@@ -19,6 +19,8 @@ from headrace.cache.pool import BLOCK, Pool, PoolShape
 from headrace.cache.radix import PrefixCache
 from headrace.cache.tiers import DiskTier
 from headrace.config import MAX_WAIT_MS, ROWS, CacheOptions, ExecuteOptions, Options, SchedulerOptions
+from headrace.constrain.compiler import Compiled, Compiler
+from headrace.constrain.masks import Filler
 from headrace.engine.admission import Limits, admit, cut, reads
 from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
@@ -199,10 +201,13 @@ def _let_threads_sleep() -> None:
 class Loaded:
     """A model in memory with its engine: judges requests, starts and ends them."""
 
-    def __init__(self, plan: Blueprint, engine: Engine, gate: Gate, keeper: LoadKeeper | None = None) -> None:
+    def __init__(
+        self, plan: Blueprint, engine: Engine, gate: Gate, grammars: Compiler, keeper: LoadKeeper | None = None
+    ) -> None:
         self.plan = plan
         self._engine = engine
         self._gate = gate
+        self._grammars = grammars
         self._keeper = keeper
         self._ids = itertools.count(1)
 
@@ -242,6 +247,11 @@ class Loaded:
         """The parameters with every default filled in. RequestError where the request cannot be served; `param` is what
         it calls the prompt."""
         return admit(prompt, params, limits=self.plan.limits, defaults=self.checkpoint.generation, param=param)
+
+    def compiled(self, params: SamplingParams) -> Compiled | None:
+        """The grammar of these parameters, for whoever is to hold it while a request runs. May take a second where
+        nobody holds it. RequestError where it cannot be honoured."""
+        return None if params.grammar is None else self._grammars.compiled(params.grammar)
 
     def cut(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         """What is computed of a prompt, by the `overflow` of admitted parameters."""
@@ -327,9 +337,30 @@ def load(
     weights = load_weights(checkpoint)
     runner = plan.backend.load(program, weights, pool, plan.threads.count, taken, store)
     log.info("%s is loaded: %s", checkpoint.name, resident() or "its memory is not known")
+    grammars = Compiler(checkpoint.tokenizer, program.vocab, checkpoint.eos)
+    scheduler = _scheduler(plan, tier, grammars)
+    sampling = NativeSampling(plan.options.execute.isa or isas()[0])
+    executor = LocalExecutor(runner, pool, program.kv, program.vocab, sampling, tier)
+    keeper = LoadKeeper(checkpoint, plan.context) if chosen.past_load else None
+    engine = Engine(
+        executor,
+        scheduler,
+        deliver=deliver if keeper is None else keeper.watching(deliver),
+        masks=Filler(program.vocab, checkpoint.eos),
+        ended=None if keeper is None else keeper.save,
+    )
+    gate = Gate(plan.options.scheduler.queue_requests, plan.options.scheduler.queue_tokens)
+    loaded = Loaded(plan, engine, gate, grammars, keeper)
+    if pinned:
+        loaded.pin(pinned)
+    return loaded
+
+
+def _scheduler(plan: Blueprint, tier: DiskTier | None, grammars: Compiler) -> Scheduler:
+    checkpoint = plan.checkpoint
     reuse, step_ms = plan.options.cache.prefix_cache, plan.options.scheduler.step_ms
-    blocks = Blocks(plan.memory.pool.blocks, [group.window for group in program.kv.groups], lasting=reuse)
-    scheduler = Scheduler(
+    blocks = Blocks(plan.memory.pool.blocks, [group.window for group in plan.program.kv.groups], lasting=reuse)
+    return Scheduler(
         blocks,
         prefix=PrefixCache(blocks, _facts(plan, tier), tier),
         reuse=reuse,
@@ -340,20 +371,9 @@ def load(
         window=plan.limits.window,
         eos=checkpoint.eos,
         text=lambda params: _text(checkpoint, params),
+        constraint=grammars.constraint,
         policy=_policy(plan.options.scheduler, plan.memory.plan.rows),
     )
-    sampling = NativeSampling(plan.options.execute.isa or isas()[0])
-    executor = LocalExecutor(runner, pool, program.kv, program.vocab, sampling, tier)
-    keeper = LoadKeeper(checkpoint, plan.context) if chosen.past_load else None
-    if keeper is None:
-        engine = Engine(executor, scheduler, deliver=deliver)
-    else:
-        engine = Engine(executor, scheduler, deliver=keeper.watching(deliver), ended=keeper.save)
-    gate = Gate(plan.options.scheduler.queue_requests, plan.options.scheduler.queue_tokens)
-    loaded = Loaded(plan, engine, gate, keeper)
-    if pinned:
-        loaded.pin(pinned)
-    return loaded
 
 
 def _policy(options: SchedulerOptions, rows: int) -> Policy:

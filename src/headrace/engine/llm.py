@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
+from headrace.constrain.compiler import Compiled
 from headrace.engine.admission import LONGEST
 from headrace.engine.build import Blueprint, Loaded, load
 from headrace.engine.collect import Collector
@@ -29,6 +30,7 @@ from headrace.tokenize.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
+T = TypeVar("T")
 
 LONG_TEXT = 1 << 17
 """Characters above which a text is put into tokens apart from the others: a megabyte takes a second."""
@@ -124,12 +126,13 @@ class LLM:
         count = len(prompts)
         every = zip(prompts, _each(params, count), _names(count), strict=True)
         judged = [self.model.admit(ids, p, param=name) for ids, p, name in every]
+        grammars = [self.model.compiled(resolved) for resolved in judged]
         prompts = [self.model.cut(ids, resolved) for ids, resolved in zip(prompts, judged, strict=True)]
         streams = []
-        for text, ids, resolved in zip(texts, prompts, judged, strict=True):
+        for text, ids, resolved, grammar in zip(texts, prompts, judged, grammars, strict=True):
             request = self.model.new_id()
             collector = Collector(f"req-{request}", text, ids, resolved, self.tokenizer)
-            stream = Stream(request, collector, self)
+            stream = Stream(request, collector, self, grammar)
             self._sinks[request] = stream.put
             streams.append(stream)
         for stream, ids, resolved in zip(streams, prompts, judged, strict=True):
@@ -150,8 +153,9 @@ class LLM:
 class Stream(Iterator[Chunk]):
     """Chunks of one running request; `output` is its answer so far."""
 
-    def __init__(self, request: int, collector: Collector, llm: LLM) -> None:
+    def __init__(self, request: int, collector: Collector, llm: LLM, grammar: Compiled | None) -> None:
         self.id = request
+        self._grammar = grammar  # held, so that it is compiled once
         self._collector = collector
         self._llm = llm
         self._deltas: queue.SimpleQueue[Delta | None] = queue.SimpleQueue()
@@ -209,6 +213,7 @@ class AsyncLLM:
         self._sinks: dict[int, _Sink] = {}
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-text")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="headrace-long-text")
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="headrace-grammar")
         self._closed = False
         self.model: Loaded = load(model, deliver=_weakly(self._deliver), progress=progress, planned=planned, **options)
 
@@ -253,25 +258,39 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Complete one prompt. Cancelling the awaiting task aborts the request."""
         ids = await self._ids(prompt, params, parse_special)
+        _held = await self.prepare(params)
         return await self.submit(ids, params, text=_text(prompt), tenant=tenant).drain()
 
     async def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "", **template: Any
     ) -> RequestOutput:
         """Answer one conversation. Cancelling the awaiting task aborts the request."""
-        return await self.submit(await self.render_chat(messages, params, **template), params, tenant=tenant).drain()
+        ids = await self.render_chat(messages, params, **template)
+        _held = await self.prepare(params)
+        return await self.submit(ids, params, tenant=tenant).drain()
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
     ) -> RequestStream:
         """Complete one prompt; iterate over the result with `async for`."""
-        return self.submit(await self._ids(prompt, params, parse_special), params, text=_text(prompt), tenant=tenant)
+        ids = await self._ids(prompt, params, parse_special)
+        _held = await self.prepare(params)
+        return self.submit(ids, params, text=_text(prompt), tenant=tenant)
 
     async def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, tenant: str = "", **template: Any
     ) -> RequestStream:
         """Answer one conversation; iterate over the result with `async for`."""
-        return self.submit(await self.render_chat(messages, params, **template), params, tenant=tenant)
+        ids = await self.render_chat(messages, params, **template)
+        _held = await self.prepare(params)
+        return self.submit(ids, params, tenant=tenant)
+
+    async def prepare(self, params: SamplingParams | None) -> Compiled | None:
+        """Compile the grammar of these parameters, in a thread. Who holds what comes back can `submit` or `start` a
+        request without waiting for that. RequestError where the grammar cannot be honoured."""
+        if params is None or params.grammar is None:
+            return None
+        return await self._in(self._grammars, partial(self.model.compiled, params))
 
     def check(
         self, prompt: Sequence[int], params: SamplingParams | None = None, *, param: str = "prompt"
@@ -308,7 +327,7 @@ class AsyncLLM:
         request = self.model.new_id()
         ids = self.model.cut(prompt, judged)
         collector = Collector(f"req-{request}", text, ids, judged, self.tokenizer)
-        stream = RequestStream(request, collector, self)
+        stream = RequestStream(request, collector, self, self.model.compiled(judged))
         self._sinks[request] = _Sink(stream.loop, stream.put)
         try:
             self.model.submit(request, ids, judged, tenant)
@@ -332,7 +351,7 @@ class AsyncLLM:
         """Stop the engine; what still runs ends as aborted."""
         self._closed = True
         self.model.close()
-        for pool in (self._pool, self._long):
+        for pool in (self._pool, self._long, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def __del__(self) -> None:
@@ -349,12 +368,15 @@ class AsyncLLM:
 
     async def _in_pool(self, work: Callable[[], list[int]], size: int) -> list[int]:
         """`size`: characters of the text, roughly. Long texts wait for each other, short ones never for a long one."""
+        return await self._in(self._long if size > LONG_TEXT else self._pool, work)
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
-            waiting = (self._long if size > LONG_TEXT else self._pool).submit(work)
+            waiting = pool.submit(work)
         except RuntimeError as error:  # a pool takes nothing after `close`, and needs a thread at first
             if self._closed:
                 raise EngineDeadError("the engine is closed") from None
-            raise HeadraceError(f"the system has no thread to give for tokenizing: {error}") from error
+            raise HeadraceError(f"the system has no thread to give for this request: {error}") from error
         try:
             return await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:
@@ -395,8 +417,9 @@ class RequestStream(AsyncIterator[Chunk]):
     Leaving it, so that nobody holds it any more, aborts the request. It belongs to the event loop that it began on.
     """
 
-    def __init__(self, request: int, collector: Collector, llm: AsyncLLM) -> None:
+    def __init__(self, request: int, collector: Collector, llm: AsyncLLM, grammar: Compiled | None) -> None:
         self.id = request
+        self._grammar = grammar  # held, so that it is compiled once
         self._llm = llm
         self.loop = asyncio.get_running_loop()
         self._collector = collector

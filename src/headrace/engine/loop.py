@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from headrace.constrain.masks import Filler
 from headrace.errors import EngineDeadError, HeadraceError
 from headrace.execute.plan import Executor
 from headrace.scheduler.messages import Delta, Message, Submit
@@ -35,12 +36,14 @@ class Engine:
         scheduler: Scheduler,
         *,
         deliver: Callable[[list[Delta]], None],
+        masks: Filler | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self._executor = executor
         self._scheduler = scheduler
         self._deliver = deliver
+        self._masks = masks
         self._ended = ended
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -123,6 +126,8 @@ class Engine:
         finally:
             with _logged("closing the executor failed"):
                 self._executor.close()
+            if self._masks is not None:
+                self._masks.close()
             if self._ended is not None:
                 with _logged("what was to follow the engine's end failed"):
                     self._ended()
@@ -137,7 +142,8 @@ class Engine:
                 deltas += scheduler.abort(message.id)
         plan = scheduler.plan()
         if plan is not None:
-            result = self._executor.run(plan)
+            masks = None if self._masks is None else self._masks.begin(scheduler.constrained(plan))
+            result = self._executor.run(plan, masks)
             deltas += scheduler.commit(plan, result)
         self._idle = plan is None
         if deltas:

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.cache.pool import Pool
 from headrace.execute.moving import Blobs, Mover
-from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.execute.plan import Admission, Mask, Masks, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.execute.sampler import Answer, Ask, Draw, SamplingState, Score, reduce
 from headrace.ops import sampling
 from headrace.ops.sampling import MAX_VOCAB, Sampling
@@ -120,7 +120,7 @@ class LocalExecutor:
         self._mover = Mover(pool, tier)
         self._live: dict[int, _Live] = {}
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: Plan, masks: Masks | None = None) -> Result:
         """Results row for row. ValueError for a plan that contradicts what went before; ids of `released` that this
         executor never saw are fine (the request may have been dropped before it ran).
         """
@@ -143,14 +143,17 @@ class LocalExecutor:
             _ask(row, live, offset, wanted, asks)
             offset += len(row.tokens)
         firsts.append(len(asks))
-        answers = self._answers(self._runner.run(self._batch(plan.rows, lives, wanted)), asks)
-        return Result(
-            tuple(
-                _result(row, live, answers[firsts[r] : firsts[r + 1]])
-                for r, (row, live) in enumerate(zip(plan.rows, lives, strict=True))
-            ),
-            self._mover.over(wait=False),
+        hidden = self._runner.run(self._batch(plan.rows, lives, wanted))
+        given = {} if masks is None else masks()
+        for r, row in enumerate(plan.rows):
+            if mask := given.get(row.request):
+                _restrict(asks, firsts[r + 1], mask)
+        answers = self._answers(hidden, asks)
+        results = tuple(
+            _result(row, live, answers[firsts[r] : firsts[r + 1]], given.get(row.request))
+            for r, (row, live) in enumerate(zip(plan.rows, lives, strict=True))
         )
+        return Result(results, self._mover.over(wait=False))
 
     def close(self) -> None:
         """Gives memory and threads back; no run afterwards."""
@@ -258,8 +261,18 @@ def _ask(row: Row, live: _Live, offset: int, wanted: list[int], asks: list[Ask])
         asks.extend([Draw(live.sampling, ahead) for ahead in range(row.drafts + 1)])
 
 
-def _result(row: Row, live: _Live, answers: list[Answer]) -> RowResult:
+def _restrict(asks: list[Ask], end: int, mask: Mask) -> None:
+    """Gives a row's draws, the last asks before `end`, their lines of its mask."""
+    for i, line in enumerate(mask.lines, end - len(mask.lines)):
+        ask = asks[i]
+        assert isinstance(ask, Draw), "a row has a line of its mask for each of its draws"
+        asks[i] = ask._replace(allowed=line)
+
+
+def _result(row: Row, live: _Live, answers: list[Answer], mask: Mask | None) -> RowResult:
     """A row's answers put together; keeps what the next row needs of them."""
+    if mask is not None and mask.error is not None:
+        return RowResult(error=mask.error)
     if row.want == Want.TOKEN and len(answers) == 1 and answers[0].logprob is None and answers[0].token is not None:
         return RowResult((answers[0].token,))
     draws = row.drafts + 1 if row.want & Want.TOKEN else 0

@@ -5,9 +5,13 @@ Rows are increments: an executor keeps each request's block tables and sampling 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.params import SamplingParams
 
@@ -139,10 +143,25 @@ class Result:
     """Moves of this and earlier steps that are over."""
 
 
-class Executor(Protocol):
-    """Runs plans. Arrays exist only behind this line."""
+class Mask(NamedTuple):
+    """Which tokens one row may be given."""
 
-    def run(self, plan: Plan) -> Result: ...
+    lines: npt.NDArray[np.uint32]
+    """[1 + drafts, width of the logits / 32]: bit t % 32 of word t / 32 allows token t, after the last known token and
+    then after each draft."""
+    error: str | None = None
+    """The request cannot go on: the reason."""
+
+
+Masks = Callable[[], Mapping[int, Mask]]
+"""Waits for a step's masks, by request; they may be made while its program runs. Who has none may be given any token.
+The one thing in a step that is more than ints: masks are made above the executor and used below."""
+
+
+class Executor(Protocol):
+    """Runs plans. Arrays, but for masks, exist only behind this line."""
+
+    def run(self, plan: Plan, masks: Masks | None = None) -> Result: ...
 
     def close(self) -> None:
         """Give memory and threads back; no run afterwards."""

@@ -10,8 +10,8 @@ The steps, for one line of logits (all float32; each is one IEEE operation per t
 1. The model's own logits must hold a finite largest value: NaN, +inf or nothing but -inf is this line's error.
    With `logprobs` and `logprobs_mode="raw"`: log-probabilities are taken here.
 2. `logit_bias`: x + bias.
-3. `min_tokens`: before that many tokens of the answer, the ids of `Admission.eos` become -inf. If nothing is left,
-   that is this line's error.
+3. Tokens that the line's mask does not allow become -inf, and before `min_tokens` tokens of the answer the ids of
+   `Admission.eos`. If nothing is left, that is this line's error.
 4. Penalties. `repetition_penalty` on every id of prompt or answer: x / p if x > 0, else x * p. Then for ids of the
    answer alone: x - frequency_penalty * count, then - presence_penalty. p and the result are held within the normal,
    finite float32 numbers; a token that was -inf stays so.
@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.execute.plan import Admission, TokenLogprob
 from headrace.ops import sampling
@@ -40,9 +41,11 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this one are greedy."""
 _NUMBERS_AHEAD = 64
 _Number = TypeVar("_Number", int, float)
+Mask = npt.NDArray[np.uint32]
+"""One line of `execute.plan.Mask`."""
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
-NOTHING_LEFT = "no token may be chosen: min_tokens excludes every token that the model allows"
+NOTHING_LEFT = "no token may be chosen: min_tokens or the grammar excludes every token that the model allows"
 
 
 class Penalties:
@@ -171,12 +174,15 @@ class SamplingState:
         return Knobs(self.temperature, self.top_k, self.top_p, self.min_p, self.number(index))
 
     def touches(self, index: int) -> bool:
-        """Do steps 2 to 4 change anything at this token of the answer?"""
+        """Do steps 2 to 4 change anything at this token of the answer, without a mask?"""
         return bool(index < self.min_tokens or self.penalties or self._bias_ids.size)
 
-    def touch(self, line: Floats, ahead: int) -> None:
+    def touch(self, line: Floats, ahead: int, allowed: Mask | None = None) -> None:
         """Steps 2 to 4, in place, on float32 [vocab], for the position after `ahead` drafts."""
         line[self._bias_ids] += self._bias_values
+        if allowed is not None:
+            bits = np.unpackbits(allowed.astype("<u4", copy=False).view(np.uint8), count=line.size, bitorder="little")
+            np.copyto(line, -np.inf, where=bits == 0)
         if self.index(ahead) < self.min_tokens:
             line[self._eos] = -np.inf
         if self.penalties:
@@ -202,6 +208,13 @@ class Draw(NamedTuple):
 
     state: SamplingState
     ahead: int = 0
+    allowed: Mask | None = None
+    """The line's mask; None: any token."""
+
+    @property
+    def plain(self) -> bool:
+        """Is the likeliest token the whole answer?"""
+        return self.state.plain and self.allowed is None
 
 
 class Score(NamedTuple):
@@ -226,7 +239,7 @@ class Answer(NamedTuple):
 
 def reduce(logits: Floats, asks: Sequence[Ask], arithmetic: Sampling = sampling) -> list[Answer]:
     """One answer for each line of float32 [n, vocab], which is overwritten."""
-    if all(isinstance(ask, Draw) and ask.state.plain for ask in asks):
+    if all(isinstance(ask, Draw) and ask.plain for ask in asks):
         tokens, peaks = arithmetic.peaks(logits)
     else:
         tokens, peaks = arithmetic.pick(logits, [_knobs(ask) for ask in asks])
@@ -236,7 +249,7 @@ def reduce(logits: Floats, asks: Sequence[Ask], arithmetic: Sampling = sampling)
             answers.append(Answer(error=NOT_FINITE))
         elif isinstance(ask, Score):
             answers.append(Answer(logprob=_score(arithmetic, line, peak, 1.0, ask.token, ask.top)))
-        elif ask.state.plain:
+        elif ask.plain:
             answers.append(Answer(token))
         else:
             answers.append(_draw(arithmetic, line, ask, token, peak))
@@ -248,7 +261,8 @@ def _knobs(ask: Ask) -> Knobs | None:
     if isinstance(ask, Score) or ask.state.greedy:
         return None
     index = ask.state.index(ask.ahead)
-    return None if ask.state.touches(index) else ask.state.knobs(index)
+    touched = ask.allowed is not None or ask.state.touches(index)
+    return None if touched else ask.state.knobs(index)
 
 
 def _draw(arithmetic: Sampling, line: Floats, ask: Draw, token: int, peak: float) -> Answer:
@@ -256,10 +270,10 @@ def _draw(arithmetic: Sampling, line: Floats, ask: Draw, token: int, peak: float
     state = ask.state
     index = state.index(ask.ahead)
     raw, raw_peak = line, peak
-    if state.touches(index):
+    if ask.allowed is not None or state.touches(index):
         if state.raw and state.logprobs is not None:
             raw = line.copy()
-        state.touch(line, ask.ahead)
+        state.touch(line, ask.ahead, ask.allowed)
         tokens, peaks = arithmetic.pick(line[None], [None if state.greedy else state.knobs(index)])
         token, peak = int(tokens[0]), float(peaks[0])
         if peak == -np.inf:

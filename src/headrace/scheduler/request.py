@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from headrace.constrain.constraint import Constraint
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Timings
 from headrace.scheduler.windows import Windows
@@ -97,6 +98,8 @@ class Request:
     """Tokens of its prompt that its first row found in the prefix cache."""
     unreported: int = 0
     """How many of the prompt's last tokens still lack their log-probabilities, where they are wanted."""
+    constraint: Constraint | None = None
+    """What its answer must be, as far as it has come."""
     windows: Windows | None = None
     """Where texts longer than the context are asked for."""
     left_out: list[int] = field(default_factory=list)
@@ -171,8 +174,8 @@ class Request:
     def hear(self, tokens: tuple[int, ...]) -> Said:
         """Append tokens up to the first that ends the request; those behind it never were.
 
-        An end token is told before a stop string and both before the length, so a stop on the last allowed token is a
-        stop.
+        An end token is told before a stop string, that before the end of what the answer must be, and all before the
+        length, so a stop on the last allowed token is a stop.
         """
         said = Said()
         for token in tokens:
@@ -185,8 +188,13 @@ class Request:
             piece, shown = self.text.feed(token)
             said.pieces.append(piece)
             said.text += shown
+            if self.constraint is not None:
+                self.constraint.take(token)
             if (stop := self.text.stopped) is not None:
                 said.finish, said.reason = "stop", stop
+                break
+            if self.constraint is not None and self.constraint.done:
+                said.finish = "stop"
                 break
             if self.length >= self.limit:
                 said.finish = "length"

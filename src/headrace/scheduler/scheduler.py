@@ -20,6 +20,8 @@ from operator import attrgetter
 
 from headrace.cache.blocks import Blocks
 from headrace.cache.radix import PrefixCache
+from headrace.constrain.constraint import Constraint
+from headrace.constrain.masks import Asked
 from headrace.execute.plan import Admission, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta, Submit, Timings
@@ -85,8 +87,8 @@ class Scheduler:
 
     Texts that may be longer go on in windows of `window` tokens; by default of what fits now.
 
-    `eos` are the model's end tokens; `text` makes the detokenizer of one choice. `prefix` is the prefix cache over
-    `blocks`; where `reuse` is off only the choices of one request share in it.
+    `eos` are the model's end tokens; `text` makes the detokenizer of one choice, `constraint` what it must be.
+    `prefix` is the prefix cache over `blocks`; where `reuse` is off only the choices of one request share in it.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Scheduler:
         context: int,
         eos: frozenset[int],
         text: Callable[[SamplingParams], Text],
+        constraint: Callable[[SamplingParams], Constraint | None] | None = None,
         policy: Policy | None = None,
         turns: Turns | None = None,
         prefix: PrefixCache | None = None,
@@ -121,6 +124,7 @@ class Scheduler:
         self._window = min(context, blocks.most_tokens) if window is None else window
         self._eos = eos
         self._text = text
+        self._constraint = constraint or (lambda params: None)
         self._users: dict[int, list[Request]] = {}
         self._by_id: dict[int, Request] = {}
         self._released: list[int] = []
@@ -189,6 +193,14 @@ class Scheduler:
         released, self._released = self._released, []
         waits = not self._rows and self._reuse.moving
         return Plan(tuple(self._rows.values()), self._introduce(now), tuple(released), moves, waits)
+
+    def constrained(self, plan: Plan) -> list[Asked]:
+        """The rows of a plan whose next tokens may not be any."""
+        return [
+            Asked(r.id, r.constraint, r.ends, row.tokens[len(row.tokens) - row.drafts :])
+            for row in plan.rows
+            if row.want & Want.TOKEN and (r := self._by_id[row.request]).constraint is not None
+        ]
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Take in what `plan` gave: tokens kept, blocks kept or given back, who is finished."""
@@ -423,6 +435,7 @@ class Scheduler:
             eos=eos,
             ends=eos.union(params.stop_token_ids),
             text=self._text(params),
+            constraint=self._constraint(params),
             arrived=message.arrived,
             order=self._next_order,
             tenant=message.tenant,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +17,7 @@ from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.fields import CHAT, COMPLETIONS, sift
 from headrace.serve.reading import QUOTED, quoted
+from headrace.serve.structured import Form, form_of
 
 COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that does not name it, as OpenAI's; fewer where the context holds fewer."""
@@ -66,6 +68,13 @@ class _Body(BaseModel):
         description="extra; of a text longer than the context: `error` (default), `truncate-middle`, `sliding` or "
         "`sinks`; docs/techniques/long-texts.md",
     )
+    response_format: Any = Field(
+        None,
+        description="what the answer must be: `text` (default), `json_object`, or `json_schema` with a schema",
+    )
+    structured_outputs: Any = Field(
+        None, description="extra; the same by one of `json`, `json_object`, `regex`, `choice`, `grammar`"
+    )
     cache_salt: str | None = Field(
         None, description="extra; share cached prefixes only with requests of the same salt, up to 256 characters"
     )
@@ -78,6 +87,11 @@ class _Body(BaseModel):
     stream_options: StreamOptions | None = Field(
         None, description="only with stream; `include_usage`: one more chunk with the usage before the end"
     )
+
+    @cached_property
+    def form(self) -> Form | None:
+        """What the answer must be. RequestError names the key at fault."""
+        return form_of(self.response_format, self.structured_outputs)
 
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -131,7 +145,7 @@ class ChatBody(_Body):
     def names(self) -> Mapping[str, str]:
         """What the client calls the parameters that have another name inside."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"max_tokens": limit, "logprobs": "top_logprobs", "prompt": "messages"}
+        return {"max_tokens": limit, "logprobs": "top_logprobs", "prompt": "messages", **_form_name(self)}
 
 
 class CompletionBody(_Body):
@@ -161,7 +175,7 @@ class CompletionBody(_Body):
 
     def names(self) -> Mapping[str, str]:
         """What the client calls the parameters that have another name inside."""
-        return {"prompt_logprobs": "logprobs"}
+        return {"prompt_logprobs": "logprobs", **_form_name(self)}
 
 
 B = TypeVar("B", ChatBody, CompletionBody)
@@ -238,9 +252,14 @@ _AS_THEY_ARE = (
 """Fields of a body that are parameters under the same name."""
 
 
+def _form_name(body: _Body) -> dict[str, str]:
+    return {} if body.form is None else {"grammar": body.form.name}
+
+
 def _sampling(body: _Body, names: Mapping[str, str], **others: int | None) -> SamplingParams:
     given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     given |= others
+    given["grammar"] = None if body.form is None else body.form.grammar
     with_names = {name: value for name, value in given.items() if value is not None}
     try:
         return SamplingParams(**with_names)
@@ -249,11 +268,11 @@ def _sampling(body: _Body, names: Mapping[str, str], **others: int | None) -> Sa
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The same refusal in the words of the client; sentences about the prompt stay as they are."""
-    if error.param is None or error.param not in names:
+    """The same refusal in the words of the client; sentences about the prompt and the grammar stay as they are."""
+    param, dot, rest = (error.param or "").partition(".")
+    if param not in names:
         return error
-    name = names[error.param]
-    text = str(error)
-    if error.param != "prompt":
-        text = re.sub(rf"(?<![\w.]){re.escape(error.param)}(?!\w)", name, text)
-    return RequestError(text, name)
+    name, text = names[param], str(error)
+    if param not in ("prompt", "grammar"):
+        text = re.sub(rf"(?<![\w.]){re.escape(param)}(?!\w)", name, text)
+    return RequestError(text if param != "grammar" else f"{name}{dot}{rest}: {text}", f"{name}{dot}{rest}")

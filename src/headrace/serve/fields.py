@@ -39,14 +39,12 @@ IGNORED: Mapping[str, str] = {
 """Accepted with any value and without effect, in both endpoints: field to the reason why that is harmless."""
 
 _BOTH: Mapping[str, Refused] = {
-    "response_format": Refused(f"{NOT_YET}; only type text", ({"type": "text"},)),
-    "structured_outputs": Refused(NOT_YET),
-    "guided_json": Refused(NOT_YET),
-    "guided_regex": Refused(NOT_YET),
-    "guided_choice": Refused(NOT_YET),
-    "guided_grammar": Refused(NOT_YET),
-    "grammar": Refused(NOT_YET),
-    "json_schema": Refused(NOT_YET),
+    "guided_json": Refused("use structured_outputs.json"),
+    "guided_regex": Refused("use structured_outputs.regex"),
+    "guided_choice": Refused("use structured_outputs.choice"),
+    "guided_grammar": Refused("use structured_outputs.grammar"),
+    "grammar": Refused("use structured_outputs.grammar"),
+    "json_schema": Refused("use response_format"),
     "use_beam_search": Refused("not supported", (False,)),
     "length_penalty": Refused("it belongs to beam search, which is not supported", (1, 1.0)),
     "early_stopping": Refused("it belongs to beam search, which is not supported", (False,)),

@@ -60,6 +60,7 @@ class Endpoints:
         )
         ids = await unless_gone(request.receive, rendering)
         try:
+            _held = await unless_gone(request.receive, llm.prepare(params))
             run = Run(llm, [Asked(ids, params, "prompt")], self._tenant(request))
         except RequestError as error:
             raise renamed(error, body.names()) from None
@@ -73,6 +74,7 @@ class Endpoints:
         model = self._service.require(body.model, llm)
         asked = await unless_gone(request.receive, _asked(llm, body))
         try:
+            _held = await unless_gone(request.receive, llm.prepare(asked[0].params))
             run = Run(llm, asked, self._tenant(request))
         except RequestError as error:
             raise renamed(error, body.names()) from None

@@ -1,0 +1,106 @@
+"""Grammars by llguidance, behind `Constraint`: the only module that knows its matchers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from headrace.constrain.constraint import ConstraintError, Words
+
+LIMITS = LLParserLimits(verbose_errors=False)
+"""Fuel of the library's lexer and parser. With its defaults no grammar that was seen took a second to compile, or a
+tenth of one for a mask: docs/techniques/constrained-output.md."""
+
+REASON = 300
+"""Longest reason that is passed on, in characters."""
+
+
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer: `tokenize.tokenizer.Tokenizer`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def special_ids(self) -> Collection[int]: ...
+    def piece(self, token: int) -> bytes: ...
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]: ...
+
+
+class _Tokens:
+    """A vocabulary as the library asks for it."""
+
+    def __init__(self, vocabulary: Vocabulary, width: int, eos: int) -> None:
+        self._encode: Callable[..., list[int]] = vocabulary.encode
+        self.tokens = [vocabulary.piece(token) for token in range(width)]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.eos_token_id = eos
+        self.bos_token_id = None
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._encode(plain, parse_special=False, add_bos=False)
+
+
+def library_tokenizer(vocabulary: Vocabulary, width: int, eos: Collection[int]) -> LLTokenizer:
+    """Takes some tenths of a second. `width` is that of the logits: masks have bits for ids that are no tokens, too;
+    their bytes are empty, and no grammar allows them."""
+    ends = sorted(eos) or [0]  # the library wants one; which tokens end an answer is decided outside
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary, width, ends[0])), eos_token=ends)
+
+
+class Guided:
+    """`Constraint` of a grammar. A copy knows nothing of what became of its original."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @classmethod
+    def of(cls, tokenizer: LLTokenizer, grammar: str) -> Guided:
+        """From the library's own form of a grammar. ConstraintError where it is none, or nothing satisfies it."""
+        guided = cls(LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS))
+        line = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+        guided.fill(line)  # much of what can be wrong shows only here, or with the first token
+        word = int(line.argmax())
+        if line[word]:
+            first = guided.copy()
+            first.take(32 * word + int(line[word]).bit_length() - 1)
+            first.fill(line)
+        elif not guided.accepting:
+            raise ConstraintError("nothing satisfies it")
+        return guided
+
+    def copy(self) -> Guided:
+        return Guided(self._matcher.deep_copy())
+
+    @property
+    def accepting(self) -> bool:
+        return self._matcher.is_accepting() and not self._matcher.is_error()
+
+    @property
+    def done(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def fill(self, line: Words) -> None:
+        if not self._matcher.is_error():
+            if self._matcher.is_stopped():
+                line[:] = 0
+                return
+            self._matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+        if self._matcher.is_error():
+            raise ConstraintError(reason(self._matcher.get_error()))
+
+    def take(self, token: int) -> None:
+        self._matcher.consume_token(token)
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self._matcher.rollback(count)
+
+
+def reason(error: str) -> str:
+    """The library's words on one line, without what it tells of its own state."""
+    text = " ".join(error.partition("<state>")[0].split())
+    return text if len(text) <= REASON else text[:REASON] + "..."

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -35,6 +35,9 @@ golden-compare:   ## every logit of Headrace against transformers, at every posi
 
 fuzz:             ## a million mutated GGUF files (COUNT=..., SEED=...)
 	python tests/fuzz/fuzz_gguf.py --count $(or $(COUNT),1000000) --seed $(or $(SEED),0)
+
+fuzz-http:        ## 100,000 bodies of every kind against a live server (COUNT=..., SEED=..., MODEL=...), then schemathesis; needs '.[fuzz]'
+	python -m tests.fuzz.fuzz_http --count $(or $(COUNT),100000) --seed $(or $(SEED),0) $(if $(MODEL),--model $(MODEL))
 
 bench:            ## what continuous batching brings on this machine (MODEL=...), minutes
 	python bench/batching.py $(or $(MODEL),smollm2-135m)

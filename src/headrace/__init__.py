@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.engine.embedding import EmbeddingOutput
     from headrace.engine.llm import LLM, AsyncLLM, RequestStream, Stream
     from headrace.engine.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
     from headrace.errors import (
@@ -30,6 +31,7 @@ _HOMES = {
     "RequestStream": "engine.llm",
     "Chunk": "engine.outputs",
     "CompletionOutput": "engine.outputs",
+    "EmbeddingOutput": "engine.embedding",
     "Logprob": "engine.outputs",
     "RequestOutput": "engine.outputs",
     "Grammar": "params",
@@ -50,6 +52,7 @@ __all__ = [
     "AsyncLLM",
     "Chunk",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineDeadError",
     "Grammar",
     "HeadraceError",

@@ -30,6 +30,7 @@ OVERFLOWS = ("error", "truncate-middle", "sliding", "sinks")
 GRAMMARS = ("json", "regex", "choice", "lark", "gbnf")
 MAX_GRAMMAR_CHARS = 1 << 18
 """Longest `Grammar.source`."""
+POOLINGS = ("mean", "last")
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 
 
@@ -128,6 +129,12 @@ class SamplingParams:
     """What becomes of a text longer than the context. `error`: a prompt is refused, and an answer ends there;
     `truncate-middle`: the prompt's middle is left out; `sliding`: the text goes on in windows of the context's size;
     `sinks`: so that its first 4 tokens stay in all of them."""
+    truncate_prompt_tokens: int | None = None
+    """Only so many of the prompt's last tokens are read; -1: as many as the context holds beside the answer. Not with
+    `overflow`."""
+    pooling: str | None = None
+    """The answer is no text but the final hidden states of the prompt's tokens as one vector: their `mean`, or that of
+    the `last` token. Only with max_tokens 0."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests of the same salt; at most 256 characters."""
     grammar: Grammar | None = None
@@ -170,7 +177,9 @@ class SamplingParams:
             raise RequestError(
                 f"overflow must be one of {', '.join(OVERFLOWS)}, not {shown(self.overflow)}", "overflow"
             )
-        if self.max_tokens == 0 and self.prompt_logprobs is None:
+        self._judge_truncation()
+        self._judge_pooling()
+        if self.max_tokens == 0 and self.prompt_logprobs is None and self.pooling is None:
             raise RequestError("max_tokens must be at least 1 (0 only with prompt_logprobs)", "max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -180,10 +189,32 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
+    def _judge_truncation(self) -> None:
+        _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "truncate_prompt_tokens must be at least 1, or -1: what the context holds", "truncate_prompt_tokens"
+            )
+        if self.truncate_prompt_tokens is not None and self.overflow != "error":
+            raise RequestError(
+                "truncate_prompt_tokens and overflow both say what becomes of a long prompt: give one of them",
+                "truncate_prompt_tokens",
+            )
+
+    def _judge_pooling(self) -> None:
+        if self.pooling is None:
+            return
+        if self.pooling not in POOLINGS:
+            raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, not {shown(self.pooling)}", "pooling")
+        if self.max_tokens != 0 or self.n != 1 or self.prompt_logprobs is not None or self.windowed:
+            raise RequestError(
+                "pooling needs max_tokens 0, n 1, and neither prompt_logprobs nor windows (overflow)", "pooling"
+            )
+
     @property
     def bounded(self) -> bool:
         """Must the prompt fit into the context?"""
-        return self.overflow == "error"
+        return self.overflow == "error" and self.truncate_prompt_tokens is None
 
     @property
     def windowed(self) -> bool:

@@ -45,6 +45,8 @@ RARE = (
     "batched",
     "slid",
     "scored in windows",
+    "embedded",
+    "embedded in rows",
 )
 
 
@@ -139,6 +141,14 @@ def draw_params(rng: random.Random, size: int) -> SamplingParams:
     )
 
 
+def draw_pooling(rng: random.Random, params: SamplingParams) -> SamplingParams:
+    """Now and then a vector is asked for instead of an answer."""
+    if rng.random() > 0.15:
+        return params
+    pooling = rng.choice(("mean", "last"))
+    return replace(params, pooling=pooling, n=1, max_tokens=0, min_tokens=0, prompt_logprobs=None, overflow="error")
+
+
 def draw_prompt(rng: random.Random, most: int, before: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Often one that begins like an earlier one and its answer: another question, or the next turn."""
     new = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, most - 1)))
@@ -218,7 +228,7 @@ def trial(seed: int) -> Counter[str]:
     want: dict[tuple[int, int], Answer] = {}
     known: list[tuple[int, ...]] = []
     for user in range(rng.randint(1, 10)):
-        drawn = draw_params(rng, size)
+        drawn = draw_pooling(rng, draw_params(rng, size))
         prompt = draw_prompt(rng, 4 * most if drawn.windowed else most, known)
         at = rng.choice((0, rng.randint(0, 30)))
         salt, priority = rng.choice(("", "", "", "mine")), rng.choice((0, 0, 1, -2))
@@ -253,6 +263,10 @@ def trial(seed: int) -> Counter[str]:
                 for request in scheduler.running
                 if request.id == row.request
             )
+            pooling = {r.id: r.params.pooling for r in scheduler.running if r.params.pooling}
+            pooled = [row for row in plan.rows if row.request in pooling]
+            seen["embedded"] += sum(row.want is Want.HIDDEN for row in pooled)
+            seen["embedded in rows"] += sum(row.want is Want.NOTHING for row in pooled)
             seen["stalled"] += len(scheduler.running) > len(plan.rows)
             if config.drafts:
                 plan = drafted(plan, scheduler, config.block, want, config.drafts, rng)

@@ -96,6 +96,7 @@ class Answer:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    embedding: tuple[float, ...] = ()
     finish: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -108,12 +109,19 @@ class Answer:
         self.text += delta.text
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
+        assert not delta.embedding or delta.finish == "length", "a vector before the end"
+        self.embedding = delta.embedding
         self.finish, self.stop_reason, self.error = delta.finish, delta.stop_reason, delta.error
         if delta.timings is not None:
             t = delta.timings
             assert delta.finish is not None
             assert 0 <= t.queued_s <= t.total_s
             assert not t.first_token_s or t.queued_s <= t.first_token_s <= t.total_s
+
+
+def vector(tops: Sequence[int]) -> tuple[float, ...]:
+    """What some tokens' hidden states are pooled to."""
+    return (float(sum(tops) % 2**50),)
 
 
 def seen_of(text: Sequence[int], overflow: str, size: int) -> list[int]:
@@ -154,6 +162,7 @@ def naive(
     admission = Admission(0, choice, params, tuple(prompt), len(prompt), ends)
     kv: list[list[int]] = [[] for _ in windows]
     tokens, top = list(prompt), 0
+    tops = []
     if params.windowed:
         limit = len(prompt) + (most if params.max_tokens is None else params.max_tokens)
     else:
@@ -166,6 +175,7 @@ def naive(
         for g, window in enumerate(windows):
             kv[g].append(store(g, token, position, top))
             top = read(kv[g][-window:] if window else kv[g])
+        tops.append(top)
         if params.windowed and position + 1 >= size:
             top = top_of(seen_of(tokens[: position + 1], params.overflow, size), windows)
         if position < len(prompt) - 1:
@@ -188,6 +198,8 @@ def naive(
             answer.finish, answer.stop_reason = "stop", text.stopped
             return answer
     answer.finish = answer.finish or "length"
+    if params.pooling is not None:
+        answer.embedding = vector(tops if params.pooling == "mean" else tops[-1:])
     answer.text += text.finish()
     return answer
 
@@ -203,6 +215,8 @@ class _State:
     foreign: int = 0
     """Its first tokens, which lie in blocks that others have computed."""
     top: int = 0
+    pooled: list[int] = field(default_factory=list)
+    """Hidden states so far, of a request with `pooling`."""
 
     @property
     def view(self) -> tuple[int, ...]:
@@ -324,6 +338,12 @@ class Toy:
         for position, token in enumerate(row.tokens, row.start):
             tops.append(self._compute(state, position, token))
         state.top, state.stored = tops[-1], row.start + len(row.tokens)
+        if a.params.pooling is not None:
+            assert row.want in (Want.NOTHING, Want.HIDDEN) and not row.drafts
+            assert a.params.pooling == "last" or row.start == len(state.pooled), "a hidden state is missing"
+            state.pooled += tops
+            pooled = state.pooled if a.params.pooling == "mean" else tops[-1:]
+            return RowResult(embedding=vector(pooled)) if row.want is Want.HIDDEN else RowResult()
         prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         if row.want & Want.PROMPT:
             pairs = zip([before, *tops], row.tokens, strict=False)

@@ -22,7 +22,7 @@ THREE = SamplingParams(temperature=1.2, seed=-3, n=3, max_tokens=9, ignore_eos=T
 def told(output: RequestOutput) -> tuple[object, ...]:
     """Everything that was computed."""
     choices = [(c.token_ids, c.logprobs, c.cumulative_logprob, c.finish_reason) for c in output.outputs]
-    return choices, output.prompt_logprobs
+    return choices, output.prompt_logprobs, output.embedding
 
 
 def prompts() -> list[list[int]]:
@@ -84,7 +84,7 @@ def test_k5_where_a_window_is_first_full(window: int, tmp_path: Path) -> None:
             if budget > 1:
                 assert [told(llm.generate(p, GREEDY)[0]) for p in prompts] == want, budget
     with LLM(path, kv_format="f32", **common) as llm, LLM(path, kv_format="f32", backend="torch", **common) as other:
-        whole = [prompt + list(choices[0][0]) for prompt, (choices, _) in zip(prompts, want, strict=True)]
+        whole = [prompt + list(choices[0][0]) for prompt, (choices, *_) in zip(prompts, want, strict=True)]
         once = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         for ours, theirs in zip(llm.generate(whole, once), other.generate(whole, once), strict=True):
             assert values(ours) == pytest.approx(values(theirs), abs=1e-3)

@@ -100,17 +100,18 @@ THINK = 65
 
 def kept_to_it(seen: Seen) -> bool:
     """Did all answers consist of some letters alone, where a model draws any bytes?"""
-    texts = [output.outputs[0].text for each in seen.rounds for output in each]
+    texts = [output.outputs[0].text for each in seen.rounds for output in each if not output.embedding]
     return all(re.search(f"[{LETTERS}]{{3,}}$", text) for text in texts)
 
 
 def thought_first(seen: Seen) -> bool:
     """Did all answers end their thinking, or themselves, within its budget?"""
     answers = [output.outputs[0].token_ids for each in seen.rounds for output in each]
-    return all(THINK + 1 in answer[:5] or len(answer) < 5 for answer in answers)
+    return all(THINK + 1 in answer[:5] or len(answer) <= 4 for answer in answers)
 
 
 TIER = {"prefix_cache": True, "cache_dir": "tier"}
+VECTOR = {"max_tokens": 0, "min_tokens": 0, "n": 1, "prompt_logprobs": None}
 MEMBERS = (
     # When requests begin, and how much of them a step takes up
     Member(
@@ -178,4 +179,6 @@ MEMBERS = (
     Member("sliding", outgrew, basis={"context": SHORT}, asks={"overflow": "sliding", "max_tokens": MOST}),
     Member("sinks", outgrew, basis={"context": SHORT}, asks={"overflow": "sinks", "max_tokens": MOST}),
     Member("prompt's", asks={"prompt_logprobs": 2}, every=2),
+    Member("means", asks={"pooling": "mean", **VECTOR}, every=3),
+    Member("lasts", asks={"pooling": "last", **VECTOR}, every=3),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.admission import LONGEST, Limits, admit, cut
+from headrace.engine.admission import LONGEST, Limits, admit, cut, reads
 from headrace.errors import RequestError
 from headrace.params import SamplingParams
 
@@ -233,3 +233,39 @@ def test_windows_have_bounds_too() -> None:
     assert str(LONGEST) in str(error)
     judge([1], overflow="sinks", min_tokens=512)
     assert refusal([1], overflow="sinks", min_tokens=513).param == "min_tokens"
+
+
+# ---- truncate_prompt_tokens, and vectors instead of answers
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_tokens", "left"),
+    [(1, 4, 1), (40, 4, 40), (512, 0, 512), (-1, 4, 508), (-1, None, 511), (-1, 0, 512), (300, None, 300)],
+)
+def test_the_last_tokens_are_kept(asked: int, max_tokens: int | None, left: int) -> None:
+    prompt = [n % 100 for n in range(5000)]
+    params = judge(prompt, truncate_prompt_tokens=asked, max_tokens=max_tokens, prompt_logprobs=0)
+    assert cut(prompt, params, LIMITS) == prompt[-left:]
+    assert reads(5000, params, LIMITS) == left
+    assert cut(prompt[:left], params, LIMITS) == prompt[:left], "a shorter one stays whole"
+
+
+def test_what_cannot_be_truncated() -> None:
+    assert refusal([1] * 600, truncate_prompt_tokens=513).param == "truncate_prompt_tokens"
+    assert refusal([1] * 600, truncate_prompt_tokens=510, max_tokens=4).param == "max_tokens"
+    assert refusal([1] * 600, truncate_prompt_tokens=-1, max_tokens=512).param == "max_tokens"
+    assert refusal([], truncate_prompt_tokens=-1).param == "prompt"
+    for asked in (0, -2, 2**31):
+        with pytest.raises(RequestError, match="truncate_prompt_tokens"):
+            SamplingParams(truncate_prompt_tokens=asked)
+    with pytest.raises(RequestError, match="give one of them"):
+        SamplingParams(truncate_prompt_tokens=5, overflow="sinks")
+
+
+@pytest.mark.parametrize(
+    "other", [{"max_tokens": 1}, {"n": 2}, {"prompt_logprobs": 0}, {"overflow": "sliding"}, {"pooling": "cls"}]
+)
+def test_a_vector_excludes_an_answer(other: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{"pooling": "mean", "max_tokens": 0} | other)
+    assert error.value.param == "pooling"

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.engine.admission import Limits, admit
+from headrace.engine.admission import Limits, admit, cut
 from headrace.engine.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
 from headrace.errors import EngineDeadError, OverloadedError, RequestError
 from headrace.params import SamplingParams
@@ -26,6 +28,17 @@ PIECES = ["MON", "DAY", "TUE", " A", " farm", "\n2", "hello", " world", ", "]
 VOCAB = 300
 """Width of the logits; the tokenizer knows fewer."""
 CONTEXT = 512
+WIDTH = 6
+"""Numbers of an embedding."""
+
+
+LIMITS = Limits(CONTEXT, VOCAB, 10_000)
+
+
+def embedding_of(ids: Sequence[int], pooling: str) -> list[float]:
+    """An invented vector, of float32 numbers."""
+    rng = random.Random(f"{pooling} {ids}")
+    return [struct.unpack("<f", struct.pack("<f", rng.uniform(-2, 2)))[0] for _ in range(WIDTH)]
 
 
 class FakeTokenizer:
@@ -40,6 +53,7 @@ class FakeTokenizer:
         self._pieces += [CONTROL[i].encode() for i in sorted(CONTROL)] + [p.encode() for p in PIECES]
         self.vocab_size = len(self._pieces)
         self.facts = SimpleNamespace(drops_space=False)
+        self.fim: tuple[int, int, int] | None = None
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token] if token < self.vocab_size else b""
@@ -53,7 +67,7 @@ class FakeTokenizer:
         raw = text.encode()
         known = [i for i in range(256, self.vocab_size) if parse_special or i not in CONTROL]
         known.sort(key=lambda i: -len(self._pieces[i]))
-        out = [BOS] if self.add_bos else []
+        out = [BOS] if self.add_bos and add_bos else []
         at = 0
         while at < len(raw):
             token = next((i for i in known if raw.startswith(self._pieces[i], at)), raw[at])
@@ -61,8 +75,14 @@ class FakeTokenizer:
             at += len(self._pieces[token])
         return out
 
+    def infill(self, before: str, after: str, *, parse_special: bool = False) -> list[int]:
+        if self.fim is None:
+            raise RequestError("there are no fill-in-the-middle tokens", "suffix")
+        texts = [self.encode(text, parse_special=parse_special, add_bos=False) for text in (before, after)]
+        return [*([BOS] if self.add_bos else []), self.fim[0], *texts[0], self.fim[1], *texts[1], self.fim[2]]
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        raw = b"".join(self._pieces[i] for i in ids if not (skip_special and i in CONTROL))
+        raw = b"".join(self.piece(i) for i in ids if not (skip_special and i in CONTROL))
         return raw.decode("utf-8", "replace")
 
     def chat(self, messages: Sequence[Mapping[str, str]], **template: Any) -> list[int]:
@@ -97,7 +117,7 @@ class FakeStream:
     llm: FakeLLM
     params: SamplingParams
     output: RequestOutput
-    queue: asyncio.Queue[Chunk] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[Chunk | None] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     aborted: bool = False
 
@@ -116,6 +136,8 @@ class FakeStream:
         if self.output.finished:
             raise StopAsyncIteration
         chunk = await self.queue.get()
+        if chunk is None:
+            raise StopAsyncIteration
         if chunk.finish_reason is not None:
             self.output.outputs[chunk.index].finish_reason = chunk.finish_reason
             self.output.finished = all(c.finish_reason for c in self.output.outputs)
@@ -126,6 +148,7 @@ class FakeStream:
             self.llm.aborts += 1
             self.llm.aborted_at = time.monotonic()
         self.aborted = True
+        self.queue.put_nowait(None)
         for task in self.tasks:
             task.cancel()
 
@@ -136,7 +159,9 @@ class FakeLLM:
     def __init__(self, script: Callable[[Sequence[int], int], Script] | None = None, *, add_bos: bool = False) -> None:
         self._add_bos = add_bos
         self.tokenizer = FakeTokenizer(add_bos=add_bos)
-        self.model = SimpleNamespace(name="fake-model", context=CONTEXT, threads=1)
+        self.model = SimpleNamespace(
+            name="fake-model", context=CONTEXT, threads=1, vocab=VOCAB, width=WIDTH, pooling="mean"
+        )
         self.closed = False
         self._ids = itertools.count()
         self.reset()
@@ -152,6 +177,7 @@ class FakeLLM:
         self.asked_room: list[tuple[int, int]] = []
         self.tenants: list[str] = []
         self.tokenizer.add_bos = self._add_bos
+        self.tokenizer.fim = None
         self.aborts = 0
         self.aborted_at = 0.0
         self.tokens_made = 0
@@ -166,8 +192,21 @@ class FakeLLM:
         tokens = [t for t in self.tokenizer.encode(text, parse_special=False) if t != BOS]
         self.script = lambda prompt, choice: Script(tokens, **how)
 
-    async def encode(self, text: str, params: SamplingParams, *, parse_special: bool = True) -> list[int]:
+    async def encode(
+        self, text: str, params: SamplingParams, *, parse_special: bool = True, param: str = "prompt"
+    ) -> list[int]:
         return await asyncio.to_thread(self.tokenizer.encode, text, parse_special=parse_special)
+
+    async def encode_infill(
+        self, before: str, after: str, params: SamplingParams, *, parse_special: bool = False
+    ) -> list[int]:
+        return await asyncio.to_thread(self.tokenizer.infill, before, after, parse_special=parse_special)
+
+    async def in_pool(self, work: Callable[[], Any], size: int) -> Any:
+        return await asyncio.to_thread(work)
+
+    def kept(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> list[int]:
+        return list(cut(prompt, self.check(prompt, params, param=param), LIMITS))
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, str]], params: SamplingParams, **template: Any
@@ -180,7 +219,7 @@ class FakeLLM:
     def check(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> SamplingParams:
         self.checked += 1
         none = SimpleNamespace(temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=None)
-        return admit(prompt, params, limits=Limits(CONTEXT, VOCAB, 10_000), defaults=none, param=param)
+        return admit(prompt, params, limits=LIMITS, defaults=none, param=param)
 
     def reads(self, prompt: Sequence[int], judged: SamplingParams) -> int:
         return len(prompt)
@@ -194,6 +233,7 @@ class FakeLLM:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         self.tenants.append(tenant)
+        prompt = cut(prompt, resolved, LIMITS)
         self.submitted.append((list(prompt), resolved))
         assert resolved.seed is not None
         wants = resolved.prompt_logprobs is not None
@@ -223,6 +263,9 @@ class FakeLLM:
 
     async def _speak(self, stream: FakeStream, index: int) -> None:
         params, prompt = stream.params, stream.output.prompt_token_ids
+        if params.pooling is not None:
+            await asyncio.sleep(self.script(prompt, index).step_s)
+            stream.output.embedding = tuple(embedding_of(prompt, params.pooling))
         if params.prompt_logprobs is not None:
             if index == 0:
                 await asyncio.sleep(0.02)
@@ -249,7 +292,9 @@ class FakeLLM:
 
     def _steps(self, script: Script, params: SamplingParams, prompt: int) -> Iterator[Chunk]:
         """The definition of what each step may show."""
-        limit = min(params.max_tokens if params.max_tokens is not None else CONTEXT, CONTEXT - prompt)
+        limit = CONTEXT if params.max_tokens is None else params.max_tokens
+        if not params.windowed:
+            limit = min(limit, CONTEXT - prompt)
         if limit == 0:
             yield Chunk("", 0, "", finish_reason="length", logprobs=None if params.logprobs is None else [])
             return
@@ -301,9 +346,9 @@ class FakeLLM:
     def _whole(self, tokens: Sequence[int], params: SamplingParams) -> str:
         """Decoded, without an incomplete last character."""
         raw = b"".join(self.tokenizer.piece(t) for t in tokens if not (params.skip_special_tokens and t in CONTROL))
-        for cut in range(4):
+        for less in range(4):
             try:
-                return raw[: len(raw) - cut].decode()
+                return raw[: len(raw) - less].decode()
             except UnicodeDecodeError:
                 continue
         return raw.decode("utf-8", "replace")

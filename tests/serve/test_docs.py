@@ -10,8 +10,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from headrace.serve.bodies import ChatBody, CompletionBody
+from headrace.serve.embedding import REFUSED as EMBEDDINGS
+from headrace.serve.embedding import EmbeddingBody
 from headrace.serve.fields import CHAT, COMPLETIONS, IGNORED, Refused
 from headrace.serve.messages import REFUSED as REFUSED_KEYS
+from headrace.serve.tokenizing import DETOKENIZE, TOKENIZE, DetokenizeBody, TokenizeBody
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
@@ -32,6 +35,9 @@ def refused(fields: Mapping[str, Refused]) -> str:
 TABLES = {
     "chat": supported(ChatBody),
     "completions": supported(CompletionBody),
+    "embeddings": supported(EmbeddingBody),
+    "tokenize": supported(TokenizeBody),
+    "detokenize": supported(DetokenizeBody),
     "ignored": "\n".join(
         [
             "| field | why it is harmless |",
@@ -41,6 +47,9 @@ TABLES = {
     ),
     "refused-chat": refused(CHAT),
     "refused-completions": refused(COMPLETIONS),
+    "refused-embeddings": refused(EMBEDDINGS),
+    "refused-tokenize": refused(TOKENIZE),
+    "refused-detokenize": refused(DETOKENIZE),
     "refused-keys": "\n".join(
         ["| key | why |", "|---|---|", *(f"| `{key}` | {why} |" for key, why in sorted(REFUSED_KEYS.items()))]
     ),

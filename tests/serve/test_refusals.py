@@ -275,8 +275,10 @@ def test_what_openai_users_ask_first(api: Api) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     error_of(api.chat(tools=[tool]), 400, "tools")
     error_of(api.chat(tool_choice="required"), 400, "tool_choice")
-    error_of(api.chat(response_format={"type": "json_object"}), 400, "response_format")
-    error_of(api.chat(response_format={"type": "json_schema", "json_schema": {}}), 400, "response_format")
+    error_of(api.chat(response_format={"type": "json"}), 400, "response_format.type")
+    error_of(
+        api.chat(response_format={"type": "json_schema", "json_schema": {}}), 400, "response_format.json_schema.name"
+    )
     error_of(api.chat(functions=[{}]), 400, "functions")
     error_of(api.complete(suffix="x"), 400, "suffix")
     error_of(api.complete(best_of=3, n=2), 400, "best_of")
@@ -447,7 +449,7 @@ def test_paths_and_methods(api: Api) -> None:
         "/v1/chat/completions/",
         "/health/",
         "/V1/models",
-        "/v1/embeddings",
+        "/v1/rerank",
         "/%ff",
         "/v1/models/",
     ):

@@ -117,7 +117,23 @@ def test_fill_in_the_middle(real: Callable[[str], Tokenizer]) -> None:
     assert qwen.fim is not None
     assert [qwen.piece(i) for i in qwen.fim] == [b"<|fim_prefix|>", b"<|fim_suffix|>", b"<|fim_middle|>"]
     assert qwen.encode("<|fim_prefix|>a<|fim_suffix|>")[0] == qwen.fim[0]
+    before, after = "def f(x):\n    return", "\n\nprint(f(1))  # é"
+    by_name = qwen.encode(f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>")
+    assert qwen.infill(before, after) == qwen.infill(before, after, parse_special=True) == by_name
+    assert qwen.infill("", "") == list(qwen.fim)
+    typed = qwen.infill("<|fim_suffix|>", "<|im_end|>")
+    assert [i for i in typed if qwen.is_special(i)] == list(qwen.fim)
+    assert (
+        qwen.decode(typed, skip_special=False) == "<|fim_prefix|><|fim_suffix|><|fim_suffix|><|im_end|><|fim_middle|>"
+    )
+    assert qwen.infill("<|fim_suffix|>", "", parse_special=True).count(qwen.fim[1]) == 2
+    with pytest.raises(RequestError, match="half of a surrogate") as error:
+        qwen.infill("a", "\ud800")
+    assert error.value.param == "suffix"
     given = byte_level((), ("<a>", "<b>", "<c>"), ggml__fim_pre_token_id=257, ggml__fim_suf_token_id=256)
+    with pytest.raises(RequestError, match="fill-in-the-middle") as error:
+        Tokenizer.from_gguf(given).infill("a", "b")
+    assert error.value.param == "suffix"
     assert Tokenizer.from_gguf(given).fim is None
     assert Tokenizer.from_gguf({**given, "tokenizer.ggml.fim_mid_token_id": 258}).fim == (257, 256, 258)
 

@@ -22,7 +22,9 @@ class Thinking:
 
     @property
     def accepting(self) -> bool:
-        return self._then is None or (not self._thinks and self._then.accepting)
+        if self._thinks:
+            return self._then is None and not self._spent
+        return self._then is None or self._then.accepting
 
     @property
     def done(self) -> bool:
@@ -30,8 +32,7 @@ class Thinking:
 
     def fill(self, line: Words) -> None:
         if self._thinks:
-            budget = self._reasoning.budget
-            line[:] = EVERY if budget is None or (self._thought or 0) < budget else 0
+            line[:] = 0 if self._spent else EVERY
             _allow(line, self._reasoning.end)
         elif self._then is None:
             line[:] = EVERY
@@ -68,6 +69,11 @@ class Thinking:
     @property
     def _thinks(self) -> bool:
         return self._over is None and self._thought is not None
+
+    @property
+    def _spent(self) -> bool:
+        budget = self._reasoning.budget
+        return budget is not None and (self._thought or 0) >= budget
 
 
 def _allow(line: Words, token: int) -> None:

@@ -91,9 +91,11 @@ def admit(
 
 
 def cut(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> Sequence[int]:
-    """What is computed of an admitted prompt: all of it, but for `overflow: truncate-middle` where it leaves its answer
-    no room; then as much of its beginning as of its end."""
+    """What is computed of an admitted prompt: all of it, but for `truncate_prompt_tokens`, which keeps its end, and
+    `overflow: truncate-middle` where it leaves its answer no room; then as much of its beginning as of its end."""
     left = _left(len(prompt), params, limits)
+    if params.truncate_prompt_tokens is not None:
+        return prompt[len(prompt) - left :]
     return prompt if left == len(prompt) else [*prompt[: left - left // 2], *prompt[len(prompt) - left // 2 :]]
 
 
@@ -110,6 +112,8 @@ def _left(prompt: int, params: SamplingParams, limits: Limits) -> int:
     context for a quarter at most, since that cuts the answer short), without max_tokens a quarter. Below 1: none is."""
     asked = params.max_tokens
     least = 1 if asked is None else asked
+    if (last := params.truncate_prompt_tokens) is not None:
+        return min(prompt, last if last > 0 else max(1, min(limits.context - least, limits.pool_tokens)))
     fits = prompt + least <= limits.context and prompt <= limits.pool_tokens
     if params.overflow != "truncate-middle" or fits:
         return prompt
@@ -120,6 +124,13 @@ def _left(prompt: int, params: SamplingParams, limits: Limits) -> int:
 
 
 def _judge_cut(prompt: int, left: int, params: SamplingParams, limits: Limits, param: str) -> None:
+    if (last := params.truncate_prompt_tokens) is not None:
+        if last > limits.context:
+            raise RequestError(
+                f"truncate_prompt_tokens is {last}, but the context has {limits.context} (-1 takes what it holds)",
+                "truncate_prompt_tokens",
+            )
+        return
     if left == prompt:
         return
     if left < limits.longest // 4:
@@ -159,10 +170,11 @@ def _judge_windows(prompt: int, params: SamplingParams, limits: Limits, param: s
 def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: str) -> None:
     asked = params.max_tokens
     least = 1 if asked is None else min(asked, 1)
+    hint = "overflow says" if params.pooling is None else "truncate_prompt_tokens says"
     if prompt + least > limits.context:
         raise RequestError(
             f"{param} has {prompt} tokens; the context is {limits.context} tokens, prompt and answer together, which "
-            f"leaves at most {limits.context - least} for the prompt (overflow says how to go beyond)",
+            f"leaves at most {limits.context - least} for the prompt ({hint} how to go beyond)",
             param,
         )
     if prompt > limits.pool_tokens:

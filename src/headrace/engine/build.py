@@ -230,6 +230,16 @@ class Loaded:
         return self.plan.limits.vocab
 
     @property
+    def width(self) -> int:
+        """Numbers of a hidden state."""
+        return self.plan.program.width
+
+    @property
+    def pooling(self) -> str:
+        """How embeddings are pooled where a request does not say: as the model's files do, else `mean`."""
+        return self.checkpoint.pooling or "mean"
+
+    @property
     def threads(self) -> int:
         """Compute threads."""
         return self.plan.threads.count

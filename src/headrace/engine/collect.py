@@ -38,6 +38,7 @@ class Collector:
             self.output.prompt_logprobs += [
                 None if p is None else self._position(p, None) for p in delta.prompt_logprobs
             ]
+        self.output.embedding = delta.embedding or self.output.embedding
         choice.text += delta.text
         choice.token_ids += delta.tokens
         choice.pieces += delta.pieces

@@ -19,6 +19,7 @@ from headrace.constrain.compiler import Compiled
 from headrace.engine.admission import LONGEST
 from headrace.engine.build import Blueprint, Loaded, load
 from headrace.engine.collect import Collector
+from headrace.engine.embedding import EmbeddingOutput, check_dimensions, embedded, embedding_params
 from headrace.engine.outputs import Chunk, RequestOutput
 from headrace.errors import EngineDeadError, HeadraceError, RequestError
 from headrace.loading.progress import Progress
@@ -99,6 +100,35 @@ class LLM:
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any) -> Stream:
         """Answer one conversation, as `stream`; `template` as for `chat`."""
         return self._start([None], [self.tokenizer.chat(messages, **template)], params)[0]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str | None = None,
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        parse_special: bool = False,
+    ) -> list[EmbeddingOutput]:
+        """The vector of each prompt (text or token ids, one or a list): its tokens' final hidden states, pooled by
+        `mean` or `last` (by default as the model's files say, else `mean`), cut to the first `dimensions` numbers and,
+        with `normalize`, brought to length 1.
+
+        All are judged before any starts: RequestError names what is wrong. HeadraceError where one has no finite
+        vector.
+        """
+        check_dimensions(dimensions, self.model.width)
+        params = embedding_params(
+            self.model.pooling if pooling is None else pooling,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        outputs = self.generate(prompts, params, parse_special=parse_special)
+        return [embedded(output, dimensions=dimensions, normalize=normalize) for output in outputs]
 
     def close(self) -> None:
         """Stop the engine and give its memory back. What is still running ends as aborted."""
@@ -234,10 +264,24 @@ class AsyncLLM:
         """Gauges and counters of the engine."""
         return self.model.stats()
 
-    async def encode(self, text: str, params: SamplingParams | None = None, *, parse_special: bool = True) -> list[int]:
-        """Token ids of a raw prompt, BOS as the file says. RequestError where it is far longer than the context, or,
-        where the `overflow` of `params` allows that, than `LONGEST` characters."""
-        return await self._ids(text, params, parse_special)
+    async def encode(
+        self, text: str, params: SamplingParams | None = None, *, parse_special: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a raw prompt, BOS as the file says. RequestError for `param` where it is far longer than the
+        context, or, where `params` allow that, than `LONGEST` characters."""
+        return await self._ids(text, params, parse_special, param)
+
+    async def encode_infill(
+        self, before: str, after: str, params: SamplingParams | None = None, *, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a prompt for what stands between two texts, see `Tokenizer.infill`. RequestError as `encode`."""
+
+        def work() -> list[int]:
+            for text, name in ((before, "prompt"), (after, "suffix")):
+                _probe(self.tokenizer, text, self.model.context, params, name)
+            return self.tokenizer.infill(before, after, parse_special=parse_special)
+
+        return await self.in_pool(work, len(before) + len(after))
 
     async def render_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **template: Any
@@ -251,7 +295,7 @@ class AsyncLLM:
                 _probe(self.tokenizer, text, self.model.context, params, f"messages[{number}].content")
             return self.tokenizer.chat(messages, **template)
 
-        return await self._in_pool(work, sum(len(text) for some in texts for text in some))
+        return await self.in_pool(work, sum(len(text) for some in texts for text in some))
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
@@ -268,6 +312,30 @@ class AsyncLLM:
         ids = await self.render_chat(messages, params, **template)
         _held = await self.prepare(params)
         return await self.submit(ids, params, tenant=tenant).drain()
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: str | None = None,
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        parse_special: bool = False,
+        tenant: str = "",
+    ) -> EmbeddingOutput:
+        """The vector of one prompt, as `LLM.embed`. Cancelling the awaiting task aborts the request."""
+        check_dimensions(dimensions, self.model.width)
+        params = embedding_params(
+            self.model.pooling if pooling is None else pooling,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        output = await self.generate(prompt, params, parse_special=parse_special, tenant=tenant)
+        return embedded(output, dimensions=dimensions, normalize=normalize)
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = True, tenant: str = ""
@@ -302,6 +370,10 @@ class AsyncLLM:
     def reads(self, prompt: Sequence[int], judged: SamplingParams) -> int:
         """How many tokens of a prompt are computed: all, but where `overflow` leaves some out."""
         return self.model.reads(prompt, judged)
+
+    def kept(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> list[int]:
+        """What is computed of a prompt. RequestError as `check`."""
+        return self.model.cut(prompt, self.check(prompt, params, param=param))
 
     def ensure_room(self, requests: int, tokens: int) -> None:
         """OverloadedError where the queue has no room for so many more choices, of prompts of so many tokens."""
@@ -358,16 +430,19 @@ class AsyncLLM:
         if "model" in vars(self):  # else it could not be loaded
             self.model.stop()  # and not wait: the collector runs anywhere, in the midst of anything
 
-    async def _ids(self, prompt: Prompt, params: SamplingParams | None, parse_special: bool) -> list[int]:
+    async def _ids(
+        self, prompt: Prompt, params: SamplingParams | None, parse_special: bool, param: str = "prompt"
+    ) -> list[int]:
         def work() -> list[int]:
             if isinstance(prompt, str):
-                _probe(self.tokenizer, prompt, self.model.context, params, "prompt")
-            return _encode(self.tokenizer, prompt, parse_special)
+                _probe(self.tokenizer, prompt, self.model.context, params, param)
+            return _encode(self.tokenizer, prompt, parse_special, param)
 
-        return await self._in_pool(work, len(prompt) if isinstance(prompt, str) else 0)
+        return await self.in_pool(work, len(prompt) if isinstance(prompt, str) else 0)
 
-    async def _in_pool(self, work: Callable[[], list[int]], size: int) -> list[int]:
-        """`size`: characters of the text, roughly. Long texts wait for each other, short ones never for a long one."""
+    async def in_pool(self, work: Callable[[], T], size: int) -> T:
+        """What `work` does with the tokenizer, in a thread. `size`: characters of the text, roughly. Long texts wait
+        for each other, short ones never for a long one."""
         return await self._in(self._long if size > LONG_TEXT else self._pool, work)
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -497,7 +572,7 @@ def _probe(tokenizer: Tokenizer, text: str, context: int, params: SamplingParams
     if params is not None and not params.bounded:
         if len(text) > LONGEST:
             raise RequestError(
-                f"{param} has {len(text)} characters; with overflow {params.overflow} they are at most {LONGEST}", param
+                f"{param} has {len(text)} characters; where it may be cut or windowed they are at most {LONGEST}", param
             )
         return
     for size in PROBES:

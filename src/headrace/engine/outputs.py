@@ -54,6 +54,8 @@ class RequestOutput:
     seed: int
     """The seed that was used; asking again with it gives the same choices."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    embedding: tuple[float, ...] = ()
+    """With `pooling`: the vector, as it comes from the model."""
     finished: bool = False
 
 

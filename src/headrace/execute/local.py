@@ -1,8 +1,9 @@
 """The executor of this process: runs a program's rows on one runner, then the sampler.
 
-Owns, by request, the block tables, the sampling state and what a prompt's log-probabilities carry from one chunk to the
-next; between steps nothing else is kept. Knows nothing of scheduling: rows come as increments and are taken as given; a
-row that breaks the contract of `execute.plan` is a `ValueError`, because whoever wrote the plan has lost count.
+Owns, by request, the block tables, the sampling state and what a prompt's log-probabilities and embeddings carry from
+one chunk to the next; between steps nothing else is kept. Knows nothing of scheduling: rows come as increments and are
+taken as given; a row that breaks the contract of `execute.plan` is a `ValueError`, because whoever wrote the plan has
+lost count.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from headrace.cache.pool import Pool
 from headrace.execute.moving import Blobs, Mover
 from headrace.execute.plan import Admission, Mask, Masks, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.execute.pooling import Pooled
 from headrace.execute.sampler import Answer, Ask, Draw, SamplingState, Score, reduce
 from headrace.ops import sampling
 from headrace.ops.sampling import MAX_VOCAB, Sampling
@@ -32,7 +34,7 @@ def logits_at_once(vocab: int) -> int:
 class _Live:
     """One request's state."""
 
-    __slots__ = ("ahead", "blocks", "dead", "left_out", "line", "prompt", "sampling")
+    __slots__ = ("ahead", "blocks", "dead", "left_out", "line", "pooled", "prompt", "sampling")
 
     def __init__(self, line: int, admission: Admission, vocab: int, groups: int) -> None:
         self.line = line
@@ -44,6 +46,8 @@ class _Live:
         """Entries of each of its tables."""
         self.dead = [0] * groups
         """Per group: how many of the first entries have left the window for good."""
+        pooling = admission.params.pooling
+        self.pooled = None if pooling is None else Pooled(pooling)
         self.ahead: tuple[int, TokenLogprob] | None = None
         """The log-probability of this token of the prompt, computed by the row before that token's."""
 
@@ -93,6 +97,8 @@ class LocalExecutor:
     before; it is kept for every request that asks for `prompt_logprobs`, whatever its rows want. They are always those
     of the model's own logits.
 
+    Embeddings: a request with `pooling` asks for no logits; its rows' hidden states go to its `pooling.Pooled`.
+
     A row whose logits are not finite gets an `error`, its neighbours their results.
     """
 
@@ -137,10 +143,16 @@ class LocalExecutor:
         wanted: list[int] = []
         asks: list[Ask] = []
         firsts: list[int] = []
+        pooled: dict[int, range] = {}
         offset = 0
-        for row, live in zip(plan.rows, lives, strict=True):
+        for r, (row, live) in enumerate(zip(plan.rows, lives, strict=True)):
             firsts.append(len(asks))
-            _ask(row, live, offset, wanted, asks)
+            if live.pooled is None:
+                _ask(row, live, offset, wanted, asks)
+            else:
+                reads = live.pooled.reads(row)
+                pooled[r] = range(len(wanted), len(wanted) + len(reads))
+                wanted.extend(range(offset + reads.start, offset + reads.stop))
             offset += len(row.tokens)
         firsts.append(len(asks))
         hidden = self._runner.run(self._batch(plan.rows, lives, wanted))
@@ -148,9 +160,14 @@ class LocalExecutor:
         for r, row in enumerate(plan.rows):
             if mask := given.get(row.request):
                 _restrict(asks, firsts[r + 1], mask)
+        vectors = {r: _pool(plan.rows[r], lives[r], hidden[at.start : at.stop]) for r, at in pooled.items()}
+        if pooled:
+            hidden = np.delete(hidden, [line for at in pooled.values() for line in at], axis=0)
         answers = self._answers(hidden, asks)
         results = tuple(
-            _result(row, live, answers[firsts[r] : firsts[r + 1]], given.get(row.request))
+            vectors[r]
+            if r in vectors
+            else _result(row, live, answers[firsts[r] : firsts[r + 1]], given.get(row.request))
             for r, (row, live) in enumerate(zip(plan.rows, lives, strict=True))
         )
         return Result(results, self._mover.over(wait=False))
@@ -242,6 +259,11 @@ class LocalExecutor:
             logits = self._runner.logits(hidden[first : first + most])
             answers += reduce(logits, asks[first : first + most], self._arithmetic)
         return answers
+
+
+def _pool(row: Row, live: _Live, hidden: np.ndarray) -> RowResult:
+    assert live.pooled is not None
+    return live.pooled.add(row, hidden)
 
 
 def _ask(row: Row, live: _Live, offset: int, wanted: list[int], asks: list[Ask]) -> None:

@@ -27,6 +27,9 @@ class Want(IntEnum):
     """Log-probabilities of the row's own tokens, given what stands before them; no token."""
     BOTH = 3
     """PROMPT and TOKEN."""
+    HIDDEN = 4
+    """The final hidden states of all the request's tokens up to the end of this row, pooled as its parameters say; no
+    token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ class RowResult:
     """One for each of `tokens`, where the request asked."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """One for each token of the row, where wanted; None for the first token of the prompt."""
+    embedding: tuple[float, ...] = ()
+    """float32 numbers, where HIDDEN was wanted: as many as the model is wide."""
     error: str | None = None
     """The request cannot go on (its logits are not finite): the reason. Nobody else is touched."""
 

@@ -54,6 +54,8 @@ class Checkpoint:
     generation: GenerationDefaults
     eos: frozenset[int]
     """Every token that ends an answer: the union of what tokenizer, config and generation config name."""
+    pooling: str | None = None
+    """How its makers pool hidden states to embeddings, `mean` or `last`; None: they say nothing, or something else."""
 
 
 def open_checkpoint(path: Path, *, cache_dir: Path | None = None) -> Checkpoint:
@@ -108,7 +110,26 @@ def _open(path: Path, name: str, source: Source, cache_dir: Path | None) -> Chec
         tokenizer = Tokenizer.from_folder(path)
         generation = _defaults(path, suggested, HF_SAMPLING)
     named = [*_ids(path, config), *_ids(path, text_config), *_ids(path, suggested)]
-    return Checkpoint(path, name, source, config, spec, parts, tokenizer, generation, tokenizer.eos | set(named))
+    eos = tokenizer.eos | set(named)
+    return Checkpoint(path, name, source, config, spec, parts, tokenizer, generation, eos, _pooling(path, source))
+
+
+POOLING_FILE = Path("1_Pooling") / "config.json"
+"""Beside the weights of models made for sentence-transformers."""
+GGUF_POOLING = {1: "mean", 3: "last"}
+"""`<architecture>.pooling_type` as llama.cpp numbers it, those that are served."""
+
+
+def _pooling(path: Path, source: Source) -> str | None:
+    if source.kind == "gguf":
+        kind = source.metadata.get(f"{source.metadata.get('general.architecture')}.pooling_type")
+        return GGUF_POOLING.get(kind) if isinstance(kind, int) else None
+    if not (path / POOLING_FILE).exists():
+        return None
+    given = read_json_object(path / POOLING_FILE, Budget())
+    keys = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+    modes = [mode for key, mode in keys.items() if given.get(key) is True]
+    return modes[0] if len(modes) == 1 else None
 
 
 HF_SAMPLING = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}

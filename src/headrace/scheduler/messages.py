@@ -64,6 +64,8 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """The next part of the prompt's, in order."""
+    embedding: tuple[float, ...] = ()
+    """With `finish` of a request with `pooling`: its vector."""
     finish: str | None = None
     """stop, length, abort or error; set once, on the last delta of a choice."""
     stop_reason: int | str | None = None

@@ -150,6 +150,15 @@ class Request:
         return self.unreported > 0 and len(self.left_out) + end > self.prompt - self.unreported
 
     @property
+    def computes_all(self) -> bool:
+        """Must it compute what is cached: for log-probabilities, or to sum up hidden states?"""
+        return self.unreported > 0 or self.params.pooling == "mean"
+
+    def pools(self, end: int) -> bool:
+        """Is its vector complete with a row that ends at position `end`?"""
+        return self.params.pooling is not None and end == len(self.tokens)
+
+    @property
     def over(self) -> bool:
         """Is its window full, and all told that was to be told of it?"""
         return (

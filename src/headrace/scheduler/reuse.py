@@ -52,7 +52,7 @@ class Reuse:
     def catch_up(self, request: Request) -> bool:
         """Take over what is cached from where it stands. False: another row of this plan computes what comes next."""
         block = self._blocks.block
-        if request.computed % block or request.unreported or request.left_out:  # log-probabilities must be computed
+        if request.computed % block or request.computes_all or request.left_out:
             return True
         keys, have = self._reusable(request), request.computed // block
         if count := self._prefix.match(keys, have):
@@ -69,7 +69,7 @@ class Reuse:
         """The beginning of a cached block that it may copy instead of computing it, at the border of a block. Pinned,
         so that no place is found for the copy where it lies."""
         block, start = self._blocks.block, request.computed
-        if start % block or request.unreported or request.left_out or len(request.tokens) - start == 1:
+        if start % block or request.computes_all or request.left_out or len(request.tokens) - start == 1:
             return None
         keys, index = self._keys(request), start // block
         parent = keys[index - 1] if index else request.root
@@ -90,7 +90,7 @@ class Reuse:
 
     def spared(self, request: Request) -> int:
         """Of the blocks that it needs, how many somebody holds just now for the same tokens."""
-        if request.unreported or request.left_out:
+        if request.computes_all or request.left_out:
             return 0
         keys = self._reusable(request)
         return self._prefix.held(keys, self._prefix.match(keys))

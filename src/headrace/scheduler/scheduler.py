@@ -36,7 +36,7 @@ from headrace.scheduler.windows import LEAST, SINKS, Windows
 _RANK = attrgetter("rank")
 _AHEAD = 4
 """For so many steps' tokens there are blocks that can be taken without a loss, where there is a tier."""
-_WANTS = (Want.NOTHING, Want.TOKEN, Want.PROMPT, Want.BOTH)
+_WANTS = (Want.NOTHING, Want.TOKEN, Want.PROMPT, Want.BOTH, Want.HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class Scheduler:
             start,
             tuple(request.tokens[start:end]),
             self.blocks.table(request.id, told),
-            _WANTS[request.ends_known(end) + 2 * request.scores(end)],
+            _WANTS[request.ends_known(end) + 2 * request.scores(end) + 4 * request.pools(end)],
             shared=max(0, request.kept - told),
             copied=copied.blocks if copied else (),
         )
@@ -382,6 +382,8 @@ class Scheduler:
                 request.spoke = now
                 self._reuse.prove(request)
         self._reuse.keep(request)
+        if got.embedding:
+            self._reuse.prove(request)
         self.blocks.trim(request.id, request.computed)
         if said.finish is None and request.over:
             self._slide(request)
@@ -396,6 +398,7 @@ class Scheduler:
                 said.text,
                 got.logprobs[: len(said.tokens)],
                 prompt_logprobs,
+                got.embedding,
                 said.finish,
                 said.reason,
                 None,

@@ -17,6 +17,7 @@ from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.fields import CHAT, COMPLETIONS, sift
 from headrace.serve.reading import QUOTED, quoted
+from headrace.serve.rendering import check_ends
 from headrace.serve.structured import Form, form_of
 
 COMPLETION_TOKENS = 16
@@ -82,6 +83,14 @@ class _Body(BaseModel):
         None,
         description="extra; -100 to 100, default 0: a higher one goes before others, within bounds, and what it leaves "
         "in the prefix cache stays longer",
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description="extra; read only so many of the prompt's last tokens; -1: as many as the context holds beside "
+        "max_tokens; not with overflow",
+    )
+    timeout_s: float | None = Field(
+        None, description="extra; seconds after which the request is ended, above 0, at most 86,400; see Timeouts"
     )
     stream: bool | None = Field(None, description="answer in server-sent events; default false")
     stream_options: StreamOptions | None = Field(
@@ -155,10 +164,16 @@ class CompletionBody(_Body):
     max_tokens: int | None = Field(
         None, description="most tokens of the answer; default 16; null: what the context holds; 0 only with echo"
     )
+    suffix: str | None = Field(
+        None,
+        description="what follows the answer: fill-in-the-middle, on models that have tokens for it; only with text "
+        "prompts, without echo, overflow and truncate_prompt_tokens",
+    )
     echo: bool | None = Field(None, description="begin the text with the prompt; default false")
     logprobs: int | None = Field(None, description="0 to 100 alternatives besides each token's own log-probability")
     parse_special: bool | None = Field(
-        None, description="extra; names of control tokens in a text prompt become control tokens; default true"
+        None,
+        description="extra; names of control tokens in a text prompt become control tokens; default: unless suffix",
     )
 
     def params(self, room: int) -> SamplingParams:
@@ -178,29 +193,31 @@ class CompletionBody(_Body):
         return {"prompt_logprobs": "logprobs", **_form_name(self)}
 
 
-B = TypeVar("B", ChatBody, CompletionBody)
+B = TypeVar("B", bound=BaseModel)
+G = TypeVar("G", ChatBody, CompletionBody)
 
 
 def chat_body(body: Mapping[str, Any]) -> ChatBody:
     """RequestError names the field at fault."""
-    parsed = _validated(ChatBody, sift(body, ChatBody.model_fields, CHAT))
-    if parsed.continue_final_message and parsed.add_generation_prompt:
-        raise RequestError(
-            "add_generation_prompt and continue_final_message exclude each other: the prompt ends either where an "
-            "answer begins or inside one",
-            "add_generation_prompt",
-        )
+    parsed = _generating(ChatBody, sift(body, ChatBody.model_fields, CHAT))
+    check_ends(parsed)
     return parsed
 
 
 def completion_body(body: Mapping[str, Any]) -> CompletionBody:
     """RequestError names the field at fault."""
-    return _validated(CompletionBody, sift(body, CompletionBody.model_fields, COMPLETIONS))
+    parsed = _generating(CompletionBody, sift(body, CompletionBody.model_fields, COMPLETIONS))
+    if parsed.suffix:
+        for name in ("echo", "overflow", "truncate_prompt_tokens"):
+            if getattr(parsed, name):
+                raise RequestError(f"{name} cannot be combined with suffix", name)
+    return parsed
 
 
-def _validated(kind: type[B], fields: Mapping[str, Any]) -> B:
+def validated(kind: type[B], fields: Mapping[str, Any]) -> B:
+    """A body of the fields that its endpoint supports. RequestError names the field at fault."""
     try:
-        parsed = kind.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         param = _path(first["loc"])
@@ -208,6 +225,10 @@ def _validated(kind: type[B], fields: Mapping[str, Any]) -> B:
             raise RequestError(f"{param} is missing", param) from None
         said = first["msg"][:1].lower() + first["msg"][1:]
         raise RequestError(f"{param}: {said}, not {quoted(first['input'])}", param) from None
+
+
+def _generating(kind: type[G], fields: Mapping[str, Any]) -> G:
+    parsed = validated(kind, fields)
     if parsed.stream_options is not None:
         if not parsed.stream:
             raise RequestError("stream_options needs stream true", "stream_options")
@@ -246,6 +267,7 @@ _AS_THEY_ARE = (
     "skip_special_tokens",
     "logprobs_mode",
     "overflow",
+    "truncate_prompt_tokens",
     "cache_salt",
     "priority",
 )

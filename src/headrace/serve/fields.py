@@ -51,7 +51,6 @@ _BOTH: Mapping[str, Refused] = {
     "bad_words": Refused("use logit_bias", ([],)),
     "allowed_token_ids": Refused("use logit_bias"),
     "prompt_logprobs": Refused("use echo with logprobs in /v1/completions"),
-    "truncate_prompt_tokens": Refused("use overflow"),
     "add_special_tokens": Refused("beginning-of-sequence tokens are added as the model's file says"),
     "spaces_between_special_tokens": Refused("not supported", (True,)),
     "return_tokens_as_token_ids": Refused("each entry of chat logprobs has token_id", (False,)),
@@ -83,7 +82,6 @@ CHAT: Mapping[str, Refused] = {
 """What /v1/chat/completions refuses."""
 
 COMPLETIONS: Mapping[str, Refused] = {
-    "suffix": Refused("write the model's own fill-in-the-middle tokens into the prompt", ("",)),
     "best_of": Refused("not supported beyond n"),
     "messages": Refused("send prompt, or use /v1/chat/completions"),
     "max_completion_tokens": Refused("use max_tokens"),

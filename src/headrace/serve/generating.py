@@ -15,15 +15,15 @@ from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.answers import ChatWriter, CompletionWriter, Head, Writer
 from headrace.serve.bodies import COMPLETION_TOKENS, CompletionBody, chat_body, completion_body, renamed
+from headrace.serve.deadline import Deadline
 from headrace.serve.gone import EventStream, unless_gone
-from headrace.serve.messages import conversation
 from headrace.serve.problems import stopping
 from headrace.serve.prompts import prompt_pieces, prompts_of
 from headrace.serve.reading import read_object
+from headrace.serve.rendering import rendered
 from headrace.serve.running import Asked, Echo, Run, answer, events
 from headrace.serve.service import Service
 from headrace.serve.written import as_event, as_json
-from headrace.tokenize.tokenizer import RESERVED
 
 if TYPE_CHECKING:
     from headrace.engine.llm import AsyncLLM
@@ -43,25 +43,13 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         llm = self._service.model()
         body = chat_body(await read_object(request, self._body_bytes))
+        deadline = Deadline(body.timeout_s)
         model = self._service.require(body.model, llm)
-        continues = bool(body.continue_final_message)
-        messages = conversation(body.messages, continues=continues)
-        variables = body.chat_template_kwargs or {}
-        if taken := sorted(RESERVED & variables.keys()):
-            raise RequestError(f"chat_template_kwargs must not hold {taken[0]}", "chat_template_kwargs")
         params = body.params()
-        rendering = llm.render_chat(
-            messages,
-            params,
-            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
-            continue_final_message=continues,
-            parse_special_in_content=bool(body.parse_special),
-            **variables,
-        )
-        ids = await unless_gone(request.receive, rendering)
+        ids = await unless_gone(request.receive, deadline.bound(rendered(llm, body, params)))
         try:
-            _held = await unless_gone(request.receive, llm.prepare(params))
-            run = Run(llm, [Asked(ids, params, "prompt")], self._tenant(request))
+            _held = await unless_gone(request.receive, deadline.bound(llm.prepare(params)))
+            run = Run(llm, [Asked(ids, params, "prompt")], self.tenant(request), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
@@ -71,18 +59,19 @@ class Endpoints:
     async def completions(self, request: Request) -> Response:
         llm = self._service.model()
         body = completion_body(await read_object(request, self._body_bytes))
+        deadline = Deadline(body.timeout_s)
         model = self._service.require(body.model, llm)
-        asked = await unless_gone(request.receive, _asked(llm, body))
+        asked = await unless_gone(request.receive, deadline.bound(_asked(llm, body)))
         try:
-            _held = await unless_gone(request.receive, llm.prepare(asked[0].params))
-            run = Run(llm, asked, self._tenant(request))
+            _held = await unless_gone(request.receive, deadline.bound(llm.prepare(asked[0].params)))
+            run = Run(llm, asked, self.tenant(request), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
         writer = CompletionWriter(head, llm.tokenizer, logprobs=body.logprobs, usage_key=body.includes_usage())
         return await _respond(request, run, writer, stream=bool(body.stream), usage=body.includes_usage())
 
-    def _tenant(self, request: Request) -> str:
+    def tenant(self, request: Request) -> str:
         """Who asks, by the API key; everybody without one is the same. A digest that says nothing elsewhere: keys are
         neither kept nor shown."""
         given = request.headers.get("authorization")
@@ -98,11 +87,11 @@ async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
             f"{len(prompts)} prompts times n {body.n or 1} are more than the {MAX_CHOICES} choices of one request",
             "n" if len(prompts) == 1 else "prompt",
         )
-    special = body.parse_special is not False
-    ids = await asyncio.gather(*(_ids(llm, prompt, first, parse_special=special) for prompt in prompts))
+    special = not body.suffix if body.parse_special is None else body.parse_special
+    ids = await asyncio.gather(*(_ids(llm, p, body.suffix, first, parse_special=special) for p in prompts))
     asked = []
     for number, tokens in enumerate(ids):
-        params = body.params(room=llm.model.context - len(tokens) if first.bounded else COMPLETION_TOKENS)
+        params = body.params(room=_room(llm.model.context, len(tokens), first))
         name = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
         asked.append(Asked(tokens, params, name))
     if not body.echo:
@@ -110,16 +99,29 @@ async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
     return [await _with_echo(llm, one, prompt, body) for one, prompt in zip(asked, prompts, strict=True)]
 
 
+def _room(context: int, prompt: int, params: SamplingParams) -> int:
+    """What a prompt of so many tokens leaves of the context."""
+    last = params.truncate_prompt_tokens or 0
+    if last > 0:
+        return context - min(prompt, last)
+    return context - prompt if params.bounded else COMPLETION_TOKENS
+
+
 async def _ids(
-    llm: AsyncLLM, prompt: str | Sequence[int], params: SamplingParams, *, parse_special: bool
+    llm: AsyncLLM, prompt: str | Sequence[int], suffix: str | None, params: SamplingParams, *, parse_special: bool
 ) -> Sequence[int]:
-    return await llm.encode(prompt, params, parse_special=parse_special) if isinstance(prompt, str) else prompt
+    if not suffix:
+        return await llm.encode(prompt, params, parse_special=parse_special) if isinstance(prompt, str) else prompt
+    if not isinstance(prompt, str):
+        raise RequestError("suffix needs prompts that are texts, not token ids", "suffix")
+    return await llm.encode_infill(prompt, suffix, params, parse_special=parse_special)
 
 
 async def _with_echo(llm: AsyncLLM, one: Asked, prompt: str | Sequence[int], body: CompletionBody) -> Asked:
     typed = prompt if isinstance(prompt, str) else None
-    pieces = await asyncio.to_thread(prompt_pieces, llm.tokenizer, one.ids, typed)
-    return Asked(one.ids, one.params, one.name, Echo(pieces, entries=body.logprobs is not None))
+    ids = one.ids if one.params.truncate_prompt_tokens is None else llm.kept(one.ids, one.params, param=one.name)
+    pieces = await asyncio.to_thread(prompt_pieces, llm.tokenizer, ids, typed)
+    return Asked(ids, one.params, one.name, Echo(pieces, entries=body.logprobs is not None))
 
 
 async def _respond(request: Request, run: Run, writer: Writer, *, stream: bool, usage: bool) -> Response:

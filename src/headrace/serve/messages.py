@@ -33,6 +33,21 @@ REFUSED: Mapping[str, str] = {
 """Keys of a message that are refused unless they are null, or an empty list."""
 
 
+PARTS: Mapping[str, str] = {
+    "image_url": "images are not supported",
+    "image": "images are not supported",
+    "input_image": "images are not supported",
+    "input_audio": "audio is not supported",
+    "audio_url": "audio is not supported",
+    "video_url": "videos are not supported",
+    "video": "videos are not supported",
+    "file": "files are not supported: send their text",
+    "input_file": "files are not supported: send their text",
+    "refusal": "refusals are not supported: send the text as a text part",
+}
+"""Kinds of content parts that clients send and that are refused by name; any other but `text` is unknown."""
+
+
 def conversation(messages: Sequence[Any], *, continues: bool) -> list[dict[str, Any]]:
     """Messages with `role`, `content` and, where given, `name` and `tool_call_id`: strings, or parts as content.
 
@@ -85,6 +100,9 @@ def _content(content: Any, at: str) -> str | list[Any]:
     if not isinstance(content, list) or not content:
         raise RequestError(f"{at} must be a string or a list of text parts, not {quoted(content)}", at)
     for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in PARTS:
+            raise RequestError(f"{at}[{i}] of type {kind} is refused: {PARTS[kind]}", f"{at}[{i}].type")
         unknown = (
             sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) and part.get("type") == "text" else []
         )

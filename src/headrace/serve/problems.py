@@ -65,6 +65,12 @@ def failed(message: str) -> Problem:
     return Problem(500, message, kind="server_error", code="internal_error")
 
 
+def timed_out() -> Problem:
+    """408: it took longer than it was given. Clients that repeat such requests by themselves are told not to."""
+    message = "the request took longer than the time it was given (timeout_s)"
+    return Problem(408, message, kind="timeout_error", code="timeout", headers={"x-should-retry": "false"})
+
+
 def stopping() -> Problem:
     """503: the server takes nothing new, or could not finish in the time it had."""
     return unavailable("the server is stopping", "stopping", retry=False)

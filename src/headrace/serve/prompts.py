@@ -11,27 +11,27 @@ from headrace.tokenize.stream import TextStream
 if TYPE_CHECKING:
     from headrace.tokenize.tokenizer import Tokenizer
 
-FORMS = "prompt must be a string, a list of token ids, a list of strings, or a list of lists of token ids"
+FORMS = "must be a string, a list of token ids, a list of strings, or a list of lists of token ids"
 
 
-def prompts_of(prompt: Any) -> list[str | list[int]]:
-    """One prompt or several, as texts or token ids. RequestError names the one at fault."""
+def prompts_of(prompt: Any, param: str = "prompt") -> list[str | list[int]]:
+    """One prompt or several, as texts or token ids. RequestError names the one at fault, in the field `param`."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
-        raise RequestError(FORMS, "prompt")
+        raise RequestError(f"{param} {FORMS}", param)
     if not prompt:
-        raise RequestError("prompt must not be an empty list", "prompt")
+        raise RequestError(f"{param} must not be an empty list", param)
     kind = type(prompt[0])
     if kind not in (str, int, list):
-        raise RequestError(FORMS, "prompt")
+        raise RequestError(f"{param} {FORMS}", param)
     if (other := _first_other(prompt, kind)) is not None:
-        raise RequestError(f"{FORMS}; prompt[{other}] is of another kind than the first", f"prompt[{other}]")
+        raise RequestError(f"{param} {FORMS}; {param}[{other}] is of another kind than the first", f"{param}[{other}]")
     if kind is int:
         return [prompt]
     if kind is list:
         for i, ids in enumerate(prompt):
-            _check_ids(ids, f"prompt[{i}]")
+            _check_ids(ids, f"{param}[{i}]")
     return list(prompt)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import uuid
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,10 +20,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.errors import EngineDeadError, OverloadedError, RequestError
+from headrace.serve.embedding import Embeddings
 from headrace.serve.generating import Endpoints
 from headrace.serve.gone import Stopped
+from headrace.serve.openapi import document
 from headrace.serve.problems import Problem, answer_problem
 from headrace.serve.service import Service
+from headrace.serve.tokenizing import Tokenizing
 from headrace.serve.written import as_json
 
 _log = logging.getLogger(__name__)
@@ -34,6 +39,8 @@ _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 def application(service: Service, body_bytes: int) -> ASGIApp:
     """All paths over one service. Errors of every kind are answered in OpenAI's form."""
     endpoints = Endpoints(service, body_bytes)
+    embeddings = Embeddings(service, body_bytes, endpoints.tenant)
+    tokenizing = Tokenizing(service, body_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -58,14 +65,25 @@ def application(service: Service, body_bytes: int) -> ASGIApp:
         llm = service.model()
         return _json(service.described(service.require(request.path_params["name"], llm), llm))
 
+    @functools.cache
+    def described() -> bytes:
+        return as_json(document(version("headrace")))
+
+    async def openapi(request: Request) -> Response:
+        return Response(described(), media_type="application/json")
+
     app = Starlette(
         routes=[
             Route("/live", live),
             Route("/health", health),
+            Route("/openapi.json", openapi),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
+            Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
+            Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
+            Route("/detokenize", tokenizing.detokenize, methods=["POST"]),
         ],
         exception_handlers=dict.fromkeys(_PROBLEMS, answer_problem) | {ClientDisconnect: _nobody_reads},
         lifespan=lifespan,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from headrace.engine.outputs import Chunk, RequestOutput
 from headrace.params import SamplingParams
 from headrace.serve.answers import Usage, Writer
 from headrace.serve.choices import Entry, Part, Shown, joined
-from headrace.serve.problems import failed, problem_of, unavailable
+from headrace.serve.deadline import Deadline
+from headrace.serve.problems import failed, problem_of, timed_out, unavailable
 from headrace.serve.written import DONE, as_event
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ class Asked:
 class Run:
     """All prompts of one HTTP request. Choices are numbered prompt by prompt, as OpenAI does."""
 
-    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked], tenant: str) -> None:
-        """Judges every prompt, then starts all. RequestError, OverloadedError, EngineDeadError before anything runs."""
+    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked], tenant: str, deadline: Deadline) -> None:
+        """Judges every prompt, then starts all. RequestError, OverloadedError, EngineDeadError before anything runs.
+        What still runs at the deadline is ended."""
         self._llm = llm
         self._asked = asked
         self._completion = self._cached = 0
         self._streams: list[RequestStream] = []
+        self._expired = False
+        self._unwatch: Callable[[], None] = lambda: None
         judged = [llm.check(one.ids, one.params, param=one.name) for one in asked]
         reads = sum(llm.reads(one.ids, params) for one, params in zip(asked, judged, strict=True))
         llm.ensure_room(sum(params.n for params in judged), reads)
@@ -64,9 +68,16 @@ class Run:
         except BaseException:
             self.abort()
             raise
+        self._unwatch = deadline.then(self._expire)
 
     def abort(self) -> None:
         """End what still runs. Safe to call again."""
+        self._unwatch()
+        for stream in self._streams:
+            stream.abort()
+
+    def _expire(self) -> None:
+        self._expired = True
         for stream in self._streams:
             stream.abort()
 
@@ -91,8 +102,21 @@ class Run:
                     if part := self._part(prompt, ready, shown):
                         yield part
                 waiting[prompt] = []
+        self._check_time()
         if any(waiting):
             raise failed("the engine left out log-probabilities of the prompt")
+
+    async def outputs(self) -> list[RequestOutput]:
+        """What came of each prompt, at its end. Problem where one cannot be finished."""
+        async with aclosing(_merged(self._streams)) as chunks:
+            async for _, chunk in chunks:
+                self._check(chunk)
+        self._check_time()
+        return [stream.output for stream in self._streams]
+
+    def _check_time(self) -> None:
+        if self._expired and not all(stream.output.finished for stream in self._streams):
+            raise timed_out()
 
     def _check(self, chunk: Chunk) -> None:
         if chunk.finish_reason not in ("error", "abort"):

@@ -59,8 +59,8 @@ def _named_schema(value: Any, at: str) -> Form:
     """OpenAI's `json_schema`. `strict` makes no difference: every schema is enforced."""
     _only(_object(value, at), at, "name", "description", "schema", "strict")
     for key, kind in (("name", str), ("description", str | None), ("strict", bool | None)):
-        if not isinstance(value.get(key, "" if key == "name" else None), kind):
-            raise RequestError(f"{at}.{key} must be {_WORDS[key]}, not {quoted(value[key])}", f"{at}.{key}")
+        if not isinstance(value.get(key), kind):
+            raise RequestError(f"{at}.{key} must be {_WORDS[key]}, not {quoted(value.get(key))}", f"{at}.{key}")
     if "schema" not in value:
         raise RequestError(f"{at}.schema is missing", f"{at}.schema")
     return _schema(value["schema"], f"{at}.schema")

@@ -55,6 +55,11 @@ def _chat_top(token: int, logprob: float, tokenizer: Pieces) -> dict[str, Any]:
     }
 
 
+def token_name(tokenizer: Pieces, token: int) -> str:
+    """The text of one token, "bytes:\\xf0\\x9f" for a part of a character."""
+    return _name(tokenizer.piece(token))
+
+
 def completion_logprobs(entries: Sequence[Entry], count: int, offset: int, tokenizer: Pieces) -> dict[str, Any]:
     """`choices[].logprobs` of a completion: four lists of equal length. `offset`: characters of text before the first.
 

@@ -91,6 +91,21 @@ class Tokenizer:
         prefix = self.facts.prefix
         return [*(() if prefix and ids[: len(prefix)] == list(prefix) else prefix), *ids, *self.facts.suffix]
 
+    def infill(self, before: str, after: str, *, parse_special: bool = False) -> list[int]:
+        """Token ids of a prompt for the text between two others, by the model's fill-in-the-middle tokens: prefix,
+        `before`, suffix, `after`, middle (Bavarian et al. 2022, arXiv:2207.14255), and before them what the files put
+        before a text. RequestError for "suffix" where the model has no such tokens.
+
+        `parse_special` as for `encode`, but off: nobody needs to write those tokens here.
+        """
+        if self.fim is None:
+            raise RequestError("suffix needs a model with fill-in-the-middle tokens, which this one lacks", "suffix")
+        first, second, third = self.fim
+        check_text(before, "prompt")
+        check_text(after, "suffix")
+        engine = self._engine if parse_special else self._literal_inside
+        return [*self.facts.prefix, first, *_ids(engine, before), second, *_ids(engine, after), third]
+
     # ids to text
 
     def piece(self, token: int) -> bytes:

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving clients over-http streams peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -66,6 +66,15 @@ soak:             ## ten thousand short requests: is resident memory flat? (MODE
 
 leaving:          ## clients that leave at every bad moment, over HTTP (MODEL=..., MINUTES=30): is everything given back?
 	python bench/leaving.py $(or $(MODEL),smollm2-135m) --minutes $(or $(MINUTES),30)
+
+clients:          ## openai for Node, LiteLLM, LangChain and lm-eval-harness against a live server (MODEL=....gguf with tools); needs node
+	python tests/clients/run.py $(MODEL)
+
+over-http:        ## what HTTP costs beside the Python API, the engine in a thread or a process (MODEL=...), minutes
+	python -m bench.over_http $(or $(MODEL),smollm2-135m)
+
+streams:          ## 200 streams for 5 minutes, a fifth of the clients leaving (MODEL=..., MINUTES=...)
+	python -m bench.streams $(or $(MODEL),smollm2-135m) --minutes $(or $(MINUTES),5)
 
 peers:            ## Headrace beside other engines (MODELS="a.gguf ..."); bench/peers/README.md
 	python -m bench.peers $(MODELS)

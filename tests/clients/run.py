@@ -59,7 +59,7 @@ def node() -> Path:
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         raise SystemExit(__doc__)
-    with_python, with_node = python(), node()
+    with_python, with_node, told = python(), node(), BUILD / "loglikelihoods.json"
     with served(arguments[0]) as url:
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             model = json.load(answer)["data"][0]["id"]
@@ -67,9 +67,12 @@ def main(arguments: Sequence[str]) -> int:
             "openai for Node": ["node", str(with_node), url, model],
             "LiteLLM": [with_python, str(HERE / "litellm_client.py"), url, model],
             "LangChain": [with_python, str(HERE / "langchain_client.py"), url, model],
-            "lm-eval-harness": [with_python, str(HERE / "harness.py"), url, model, arguments[0]],
+            "lm-eval-harness": [with_python, str(HERE / "harness.py"), url, model, str(told)],
         }
         failed = [name for name, command in commands.items() if subprocess.run(command).returncode]
+    if "lm-eval-harness" not in failed:
+        same = [sys.executable, str(HERE / "same_loglikelihoods.py"), arguments[0], str(told)]
+        failed += ["its log-likelihoods"] if subprocess.run(same).returncode else []
     print(f"failed: {', '.join(failed)}" if failed else "every client held")
     return bool(failed)
 

@@ -26,6 +26,8 @@ _UNITS = {
     for base, units in ((1000, ("kB", "MB", "GB", "TB")), (1024, ("KiB", "MiB", "GiB", "TiB")))
     for power, unit in enumerate(units)
 } | {"": 1, "B": 1}
+MOST_MS = 10**9
+"""Longest time of any option: eleven days. What waits, waits by the system's clock, which ends somewhere."""
 MAX_WAIT_MS = 100
 """`max_wait_ms` where the policy is dynamic and nothing else is said."""
 
@@ -140,12 +142,10 @@ class Options:
         _flag("past_load", self.past_load)
         _positive("pool_bytes", self.cache.pool_bytes)
         _positive("budget", self.scheduler.budget)
-        _positive("step_ms", self.scheduler.step_ms)
+        _positive("step_ms", self.scheduler.step_ms, MOST_MS)
         _positive("rows", self.scheduler.rows)
         _judge_turns(self.scheduler)
-        _positive("threads", self.execute.threads)
-        if self.execute.threads is not None and self.execute.threads > MOST_THREADS:
-            raise OptionError(f"threads must be at most {MOST_THREADS}, not {self.execute.threads}", "threads")
+        _positive("threads", self.execute.threads, MOST_THREADS)
         _flag("prefix_cache", self.cache.prefix_cache)
         _positive("cache_dir_bytes", self.cache.cache_dir_bytes)
         if self.cache.pin_prefix is not None and not self.cache.prefix_cache:
@@ -191,7 +191,8 @@ class Options:
 
 def _judge_turns(options: SchedulerOptions) -> None:
     _one_of("policy", options.policy, POLICIES)
-    for name in ("batch_size", "max_wait_ms", "queue_requests", "queue_tokens"):
+    _positive("max_wait_ms", options.max_wait_ms, MOST_MS)
+    for name in ("batch_size", "queue_requests", "queue_tokens"):
         _positive(name, getattr(options, name))
     if options.batch_size is not None and options.policy == "continuous":
         raise OptionError("batch_size is of policies static and dynamic, but policy is continuous", "batch_size")
@@ -209,9 +210,13 @@ def _judge_turns(options: SchedulerOptions) -> None:
         )
 
 
-def _positive(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}", name)
+def _positive(name: str, value: object, most: int | None = None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OptionError(f"{name} must be a whole number of at least 1, not {shown(value)}", name)
+    if most is not None and value > most:
+        raise OptionError(f"{name} must be at most {most}, not {shown(value)}", name)
 
 
 def _size(name: str, value: object) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from headrace import LLM, OptionError, RequestOutput, SamplingParams
 from headrace.config import KV_FORMATS
+from headrace.engine.admission import LONGEST
 from tests.exact.test_engine import told
 from tests.models.tiny import tiny_checkpoint
 
@@ -127,12 +128,45 @@ def test_a_pinned_prefix_stays(path: Path, tmp_path: Path) -> None:
             assert cached(llm.generate([[*ids, 5]], greedy)) == (len(ids) // 32 * 32 if pin else 0)
 
 
-@pytest.mark.parametrize("content", [None, "short", "long " * 400])
+BAD = {
+    "system.txt": ["short", "long " * 400, "x" * (LONGEST + 1), b"\xff" * 60],
+    "system.json": ["[" * 100_000, '[{"role":'],
+    "~nobody-has-this-name/system.txt": [None],
+    "nowhere/system.txt": [None],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name, contents in BAD.items() for content in contents], ids=range(8)
+)
 def test_what_cannot_be_pinned_is_refused(
-    content: str | None, tmp_path: Path, tiny_path: Callable[[str], Path]
+    name: str, content: str | bytes | None, tmp_path: Path, tiny_path: Callable[[str], Path]
 ) -> None:
-    file = tmp_path / "system.txt"
+    file = name if name[0] == "~" else str(tmp_path / name)
     if content is not None:
-        file.write_text(content, encoding="utf-8")
-    with pytest.raises(OptionError, match=r"pin_prefix .*system\.txt"):
-        LLM(tiny_path("k_quants"), pin_prefix=str(file), **COMMON)
+        Path(file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(OptionError, match=r"pin_prefix .*system\.") as refused:
+        LLM(tiny_path("k_quants"), pin_prefix=file, **COMMON)
+    assert len(str(refused.value)) < 500
+
+
+def test_what_can_be_pinned_can_be_asked_for(path: Path, tmp_path: Path) -> None:
+    """In pools of every small size, an odd number of blocks among them."""
+    text = tmp_path / "system.txt"
+    with LLM(path, **COMMON) as llm:
+        block = llm.model.plan.memory.pool.block_bytes * len(llm.model.plan.program.kv.groups)
+    pinned = 0
+    for blocks in (1, 2, 3, 5, 6):
+        for length in (32, 33, 64, 65, 100):
+            text.write_text("x" * length, encoding="utf-8")
+            try:
+                llm = LLM(path, **COMMON | {"pool_bytes": blocks * block, "pin_prefix": str(text)})
+            except OptionError:
+                continue
+            with llm:
+                ids = llm.tokenizer.encode("x" * length)
+                [output] = llm.generate([ids], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+                assert output.outputs[0].finish_reason == "length"
+                llm.model._engine._scheduler.check()
+                pinned += 1
+    assert pinned >= 8

@@ -220,6 +220,7 @@ def test_an_answer_that_leaves_the_prompt_no_room_is_refused(asked: int) -> None
     error = refusal([1] * 5000, overflow="truncate-middle", max_tokens=asked)
     assert error.param == "max_tokens"
     assert "5000" in str(error)
+    assert "-" not in str(error).replace("truncate-middle", ""), "no number of tokens is below zero"
 
 
 def test_refusals_name_the_way_out() -> None:
@@ -230,6 +231,12 @@ def test_windows_have_bounds_too() -> None:
     judge([1] * (LONGEST // 4), overflow="sliding", n=4)
     error = refusal([1] * (LONGEST // 4 + 1), overflow="sliding", n=4)
     assert error.param == "prompt"
+    assert str(LONGEST) in str(error)
+    judge([1] * LONGEST, overflow="sliding", prompt_logprobs=0)
+    judge([1] * 500, overflow="sliding", prompt_logprobs=100)
+    judge([1] * (LONGEST // 101), overflow="sliding", prompt_logprobs=100)
+    error = refusal([1] * (LONGEST // 101 + 1), overflow="sliding", prompt_logprobs=100)
+    assert error.param == "prompt_logprobs"
     assert str(LONGEST) in str(error)
     judge([1], overflow="sinks", min_tokens=512)
     assert refusal([1], overflow="sinks", min_tokens=513).param == "min_tokens"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config import MOST_MS, Options
+from headrace.errors import OptionError
 from headrace.scheduler.pace import FEWEST, GRACE_S, KNOWN, LONGEST_S, SLOWER, Pace
 
 WHATEVER = 2**31
@@ -84,6 +89,16 @@ def test_it_follows_what_it_sees() -> None:
         pace.took(4, 10, 0.2 + 10 * 0.01)
     assert pace.others(4) == pytest.approx((0.2 + GRACE_S) / 0.01, abs=1)
     assert pace.token_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("option", [{"step_ms": 1}, {"max_wait_ms": 1, "policy": "dynamic"}])
+def test_times_are_bounded_by_what_a_thread_can_wait(option: dict[str, Any]) -> None:
+    name = next(iter(option))
+    Options.of(**option | {name: MOST_MS})
+    assert MOST_MS / 1000 < threading.TIMEOUT_MAX
+    for value in (MOST_MS + 1, 10**18, 10**400, 10**5000, 0):
+        with pytest.raises(OptionError, match=f"{name} must be "):
+            Options.of(**option | {name: value})
 
 
 @given(

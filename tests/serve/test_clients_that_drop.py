@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from headrace import AsyncLLM
-from headrace.execute.plan import Plan, Result
+from headrace.execute.plan import Masks, Plan, Result
 from tests.exact.watched import ANSWERING, PARTLY_DONE, QUEUED, READING, Watched
 from tests.models.tiny import tiny_checkpoint
 from tests.serve.http_api import COMPLETIONS
@@ -57,9 +57,9 @@ class House:
         executor = llm.model._engine._executor
         run = executor.run
 
-        def as_slow_as_a_larger_model(plan: Plan) -> Result:
+        def as_slow_as_a_larger_model(plan: Plan, masks: Masks | None = None) -> Result:
             time.sleep(STEP_S)
-            return run(plan)
+            return run(plan, masks)
 
         executor.run = as_slow_as_a_larger_model  # type: ignore[method-assign]
         self.kept.append(llm)

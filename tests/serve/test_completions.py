@@ -149,6 +149,13 @@ def test_echo_without_logprobs(api: Api) -> None:
     error_of(api.complete(max_tokens=0, logprobs=1), 400, "max_tokens")
 
 
+@pytest.mark.parametrize(("logprobs", "named"), [({}, "max_tokens"), ({"logprobs": 1}, "logprobs")])
+def test_a_prompt_without_its_middle_has_no_log_probabilities(api: Api, logprobs: dict[str, int], named: str) -> None:
+    """A refusal names a field that the client sent."""
+    body: dict[str, Any] = {"prompt": [1] * 600, "echo": True, "max_tokens": 0, "overflow": "truncate-middle"}
+    error_of(api.complete(**body, **logprobs), 400, named)
+
+
 def test_echo_of_control_tokens(api: Api) -> None:
     api.llm.tokenizer.add_bos = True
     own = api.complete(prompt="a<|turn|>", echo=True, max_tokens=1, logprobs=0).json()["choices"][0]

@@ -16,7 +16,9 @@ import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,27 @@ def test_a_large_head_and_body_in_small_pieces_are_no_endless_head(api: Api) -> 
         sock.sendall(head.encode())
         sock.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in raw) + b"0\r\n\r\n")
         assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_read_allocates_what_was_sent_and_no_more(api: Api) -> None:
+    """A quarter of a megabyte each time, as asyncio does it, tears the heap to pieces where many come and leave."""
+    with socket.create_connection(("127.0.0.1", api.live.port), 5) as sock:
+        for _ in range(3):
+            tracemalloc.start()
+            before = tracemalloc.get_traced_memory()[0]
+            sock.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while b"alive" not in answer:
+                answer += sock.recv(1000)
+            peak = tracemalloc.get_traced_memory()[1] - before
+            tracemalloc.stop()
+            assert peak < 2**17
+
+
+def test_loops_of_two_threads_do_not_read_into_the_same_buffer() -> None:
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(lambda: connection._buffer.view).result()
+    assert theirs.obj is not connection._buffer.view.obj
 
 
 @pytest.mark.parametrize(

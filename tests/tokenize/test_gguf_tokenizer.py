@@ -99,6 +99,14 @@ def test_facts_of_the_files(real: Callable[[str], Tokenizer]) -> None:
     assert smollm2.piece(-1) == b""
 
 
+def test_pieces_are_kept_up_to_a_bound(real: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    smollm2 = real("smollm2-135m")
+    want = [smollm2.piece(i) for i in range(2000)]
+    monkeypatch.setattr("headrace.tokenize.tokenizer._KEPT", 64)
+    assert [smollm2.piece(i) for _ in range(2) for i in range(-1000, 2000)] == [*[b""] * 1000, *want] * 2
+    assert len(smollm2._pieces) <= 64
+
+
 def test_facts_of_gemma(real: Callable[[str], Tokenizer]) -> None:
     gemma = real("gemma3-270m")
     assert (gemma.bos, gemma.eos, gemma.pad, gemma.add_bos, gemma.vocab_size) == (2, {1}, 0, True, 262144)

@@ -17,8 +17,8 @@ from headrace.scheduler.windows import LEAST
 T = TypeVar("T")
 
 LONGEST = 1 << 20
-"""Most tokens of a prompt, and characters of a text, where a request says what becomes of those longer than the
-context."""
+"""Most tokens of a prompt, characters of a text, and log-probabilities of a prompt (200 bytes each), where a request
+says what becomes of those longer than the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ def _judge_cut(prompt: int, left: int, params: SamplingParams, limits: Limits, p
         return
     if left < limits.longest // 4:
         raise RequestError(
-            f"max_tokens is {params.max_tokens}, which leaves {left} tokens for {param}, of {prompt}: with overflow "
-            f"truncate-middle it can be at most {limits.longest - limits.longest // 4} here",
+            f"max_tokens is {params.max_tokens}, which leaves {max(0, left)} tokens for {param}, of {prompt}: with "
+            f"overflow truncate-middle it can be at most {limits.longest - limits.longest // 4} here",
             "max_tokens",
         )
     if params.prompt_logprobs is not None:
@@ -159,6 +159,13 @@ def _judge_windows(prompt: int, params: SamplingParams, limits: Limits, param: s
             f"{param} has {prompt} tokens, for {params.n} choices; with overflow {params.overflow} they are at most "
             f"{LONGEST} together",
             param,
+        )
+    each = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+    if prompt > limits.window and prompt * each > LONGEST:
+        raise RequestError(
+            f"{param} has {prompt} tokens, and each would get {each} log-probabilities; with overflow "
+            f"{params.overflow} they are at most {LONGEST} together",
+            "prompt_logprobs",
         )
     if params.max_tokens is None and params.min_tokens > limits.longest:
         raise RequestError(

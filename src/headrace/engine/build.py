@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from headrace.cache.tiers import DiskTier
 from headrace.config import MAX_WAIT_MS, ROWS, CacheOptions, ExecuteOptions, Options, SchedulerOptions
 from headrace.constrain.compiler import Compiled, Compiler
 from headrace.constrain.masks import Filler
-from headrace.engine.admission import Limits, admit, cut, reads
+from headrace.engine.admission import LONGEST, Limits, admit, cut, reads
 from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
 from headrace.engine.past_load import LoadKeeper, Seen, read_seen
@@ -45,6 +46,7 @@ from headrace.scheduler.pace import Pace
 from headrace.scheduler.policy import Continuous, Dynamic, Policy, Static
 from headrace.scheduler.scheduler import Scheduler, Stats
 from headrace.tokenize.stream import TextStream
+from headrace.tokenize.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -401,8 +403,9 @@ def _tier(options: CacheOptions) -> DiskTier | None:
         return None
     try:
         return DiskTier(Path(options.cache_dir).expanduser(), options.cache_dir_bytes)
-    except OSError as error:
-        raise OptionError(f"cache_dir {options.cache_dir} cannot be used: {error.strerror}", "cache_dir") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(f"cache_dir {options.cache_dir} cannot be used: {why}", "cache_dir") from error
 
 
 def _pinned(plan: Blueprint) -> list[int]:
@@ -411,23 +414,42 @@ def _pinned(plan: Blueprint) -> list[int]:
     if name is None:
         return []
     try:
-        text = Path(name).expanduser().read_text(encoding="utf-8")
-        tokenizer = plan.checkpoint.tokenizer
-        if name.endswith(".json"):
-            tokens = tokenizer.chat(json.loads(text), add_generation_prompt=False)
-        else:
-            tokens = tokenizer.encode(text)
-    except (OSError, ValueError, RequestError) as error:
+        tokens = _prefix(Path(name).expanduser(), plan.checkpoint.tokenizer)
+    except (OSError, ValueError, RuntimeError, RequestError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise OptionError(f"pin_prefix {name} cannot be used: {why}", "pin_prefix") from error
-    blocks = Blocks(plan.memory.pool.blocks, [group.window for group in plan.program.kv.groups])
-    most = min(plan.context - 1, blocks.most_tokens // 2)
+    most = _most_pinned(plan)
     if not BLOCK <= len(tokens) <= most:
         raise OptionError(
-            f"pin_prefix {name} has {len(tokens)} tokens; {BLOCK} to {most} can be kept (half the pool at most)",
+            f"pin_prefix {name} has {len(tokens)} tokens; {BLOCK} to {most} can be kept, so that the pool has room for "
+            "as many beside them",
             "pin_prefix",
         )
     return tokens
+
+
+def _prefix(path: Path, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text, or of messages where the file's name says so. OSError, ValueError, RecursionError,
+    RequestError."""
+    with path.open(encoding="utf-8") as file:
+        text = file.read(LONGEST + 1)
+    if len(text) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST} characters")
+    if path.suffix == ".json":
+        return tokenizer.chat(json.loads(text), add_generation_prompt=False)
+    return tokenizer.encode(text)
+
+
+def _most_pinned(plan: Blueprint) -> int:
+    """Most tokens that can be kept for good: as many must fit beside them, or nobody could ask for them."""
+    count, windows = plan.memory.pool.blocks, [group.window for group in plan.program.kv.groups]
+    whole = Blocks(count, windows)
+
+    def too_many(tokens: int) -> bool:
+        left = count - whole.need(tokens)
+        return left < 1 or Blocks(left, windows).most_tokens < tokens
+
+    return bisect_left(range(1, plan.context), True, key=too_many)
 
 
 def _beside(pinned: Sequence[int], plan: Blueprint) -> Limits:

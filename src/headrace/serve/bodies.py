@@ -190,7 +190,8 @@ class CompletionBody(_Body):
 
     def names(self) -> Mapping[str, str]:
         """What the client calls the parameters that have another name inside."""
-        return {"prompt_logprobs": "logprobs", **_form_name(self)}
+        of_prompt = "max_tokens" if self.logprobs is None else "logprobs"  # an echo alone asks for 0 of them too
+        return {"prompt_logprobs": of_prompt, **_form_name(self)}
 
 
 B = TypeVar("B", bound=BaseModel)

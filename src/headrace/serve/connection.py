@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import threading
 from collections import deque
 from http import HTTPStatus
 from typing import Any
@@ -30,9 +31,23 @@ AHEAD = 16
 """Requests that may wait behind the one that is answered while the socket is still read, and a leaving noticed."""
 
 
+READ_BYTES = 2**16
+"""Most bytes that are read from a socket at once."""
+
+
 ACCEPTED = 32
 """Most connections accepted at once, before any of them can be refused. asyncio takes the socket's backlog for it, and
 where the process has no descriptor left it logs each of those with a traceback, again and again."""
+
+
+class _Buffer(threading.local):
+    """One for each event loop: loops of several threads read at the same time."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ_BYTES))
+
+
+_buffer = _Buffer()
 
 
 def most_connections() -> int:
@@ -40,8 +55,13 @@ def most_connections() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
-class Connection(HttpToolsProtocol):
-    """The methods are callbacks: of the event loop, and of the parser that `data_received` feeds."""
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """The methods are callbacks: of the event loop, and of the parser that `data_received` feeds.
+
+    All connections read into one buffer. asyncio's own way is to allocate 256 KiB for each read and to give back what
+    was not needed: where hundreds come and leave, what lives longer comes to lie in the gaps, until none is large
+    enough any more, and resident memory grows though no more of it is in use.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -73,6 +93,13 @@ class Connection(HttpToolsProtocol):
             self._silence.cancel()
         self._tell_all()
         super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _buffer.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """The loop has read so many bytes; nobody reads before this has returned."""
+        self.data_received(bytes(_buffer.view[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()

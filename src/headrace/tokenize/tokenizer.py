@@ -26,6 +26,9 @@ from headrace.tokenize.template import ChatTemplate, chat_template
 _LONG = 4096
 """Texts of more characters are encoded without holding the interpreter's lock."""
 
+_KEPT = 1 << 14
+"""Most pieces that are kept: a text's words recur; all of a large vocabulary would take 23 MB."""
+
 RESERVED = frozenset(
     {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "parse_special_in_content"}
 )
@@ -119,6 +122,8 @@ class Tokenizer:
             else:
                 text = self._engine.id_to_token(token) if 0 <= token < self.vocab_size else None
                 found = b"" if text is None else self.facts.spell(text)
+            if len(self._pieces) >= _KEPT:
+                self._pieces.clear()
             self._pieces[token] = found
         return found
 

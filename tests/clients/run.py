@@ -1,6 +1,7 @@
 """Clients that are too much for CI, against a live server: `python tests/clients/run.py MODEL`, or `make clients`.
 
-openai for Node, LiteLLM, LangChain's ChatOpenAI, and lm-eval-harness, each from its package, into build/clients (node and npm must be there). MODEL is a file or a name whose chat template has tools. Ends with 1 where one fails.
+openai for Node, LiteLLM, LangChain's ChatOpenAI, and lm-eval-harness, each from its package, into build/clients. Node
+and npm must be there. MODEL is a file or a name whose chat template has tools. Ends with 1 where one fails.
 """
 
 from __future__ import annotations

@@ -72,6 +72,10 @@ GOOD: dict[str, list[Any]] = {
     "return_token_strs": [True, False],
     "add_generation_prompt": [True, False],
     "continue_final_message": [False, True],
+    "tools": [[], None, [{"type": "function", "function": {"name": "f", "strict": True}}]],
+    "tool_choice": ["auto", "none", "required", None],
+    "parallel_tool_calls": [True, False],
+    "include_reasoning": [True, False],
 }
 PLAIN: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "é 😀"}], "max_tokens": 2, "logprobs": True, "top_logprobs": 1},

@@ -25,6 +25,7 @@ from headrace.tokenize.messages import conversation
 BOS, EOS, TURN = 256, 257, 258
 CONTROL = {BOS: "<|bos|>", EOS: "<|end|>", TURN: "<|turn|>"}
 PIECES = ["MON", "DAY", "TUE", " A", " farm", "\n2", "hello", " world", ", "]
+TEMPLATE = "what the tokenizer below writes, with {{ tools }} called as <tool_call>"
 VOCAB = 300
 """Width of the logits; the tokenizer knows fewer."""
 CONTEXT = 512
@@ -48,24 +49,51 @@ class FakeTokenizer:
         self.add_bos = add_bos
         self.bos: int | None = BOS
         self.eos = frozenset({EOS})
-        self.special_ids = frozenset(CONTROL)
+        self.forget()
+
+    def forget(self) -> None:
+        """As at the beginning."""
+        self.control = dict(CONTROL)
         self._pieces = [bytes([i]) for i in range(256)]
         self._pieces += [CONTROL[i].encode() for i in sorted(CONTROL)] + [p.encode() for p in PIECES]
-        self.vocab_size = len(self._pieces)
-        self.facts = SimpleNamespace(drops_space=False)
         self.fim: tuple[int, int, int] | None = None
+        self.facts = SimpleNamespace(drops_space=False, templates={"default": TEMPLATE})
+        self._added = {name: i for i, name in CONTROL.items()}
+        self.opens: list[int] = []
+        """What the template ends a prompt with."""
+
+    def learn(self, template: str, *, control: Sequence[str] = (), text: Sequence[str] = ()) -> list[int]:
+        """A chat template and tokens of its own; the ids of all tokens in the order of their names."""
+        self.facts.templates = {"default": template}
+        for name in (*control, *text):
+            self._added[name] = len(self._pieces)
+            if name in control:
+                self.control[len(self._pieces)] = name
+            self._pieces.append(name.encode())
+        return [self._added[name] for name in (*control, *text)]
+
+    def added_id(self, name: str) -> int | None:
+        return self._added.get(name)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self.control)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token] if token < self.vocab_size else b""
 
     def is_special(self, token: int) -> bool:
-        return token in CONTROL
+        return token in self.control
 
     def encode(
         self, text: str, *, parse_special: bool = True, add_bos: bool = True, param: str = "prompt"
     ) -> list[int]:
         raw = text.encode()
-        known = [i for i in range(256, self.vocab_size) if parse_special or i not in CONTROL]
+        known = [i for i in range(256, self.vocab_size) if parse_special or i not in self.control]
         known.sort(key=lambda i: -len(self._pieces[i]))
         out = [BOS] if self.add_bos and add_bos else []
         at = 0
@@ -97,7 +125,7 @@ class FakeTokenizer:
             out += [*self.encode(message["content"], parse_special=special), EOS]
         if continues:
             out.pop()
-        return [*out, TURN] if generates else out
+        return [*out, TURN, *self.opens] if generates else out
 
 
 @dataclass
@@ -177,7 +205,7 @@ class FakeLLM:
         self.asked_room: list[tuple[int, int]] = []
         self.tenants: list[str] = []
         self.tokenizer.add_bos = self._add_bos
-        self.tokenizer.fim = None
+        self.tokenizer.forget()
         self.aborts = 0
         self.aborted_at = 0.0
         self.tokens_made = 0
@@ -345,7 +373,9 @@ class FakeLLM:
 
     def _whole(self, tokens: Sequence[int], params: SamplingParams) -> str:
         """Decoded, without an incomplete last character."""
-        raw = b"".join(self.tokenizer.piece(t) for t in tokens if not (params.skip_special_tokens and t in CONTROL))
+        raw = b"".join(
+            self.tokenizer.piece(t) for t in tokens if not (params.skip_special_tokens and t in self.tokenizer.control)
+        )
         for less in range(4):
             try:
                 return raw[: len(raw) - less].decode()

@@ -262,11 +262,12 @@ def test_t3_contents_are_plain_text(api: Api) -> None:
         ([{"role": "user", "content": "x", "tool_call_id": "5"}], "messages[0].tool_call_id"),
         ([{"role": "tool", "content": "x", "tool_call_id": 5}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": "x"}, {"role": "user", "content": "x", "foo": 1}], "messages[1].foo"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
         ([{"role": "assistant", "content": "x", "function_call": {}}], "messages[0].function_call"),
         ([{"role": "assistant", "content": "x", "audio": {"id": "1"}}], "messages[0].audio"),
         ([{"role": "assistant", "content": "x", "refusal": "no"}], "messages[0].refusal"),
-        ([{"role": "assistant", "content": "x", "reasoning_content": "hm"}], "messages[0].reasoning_content"),
+        ([{"role": "user", "content": "x", "reasoning_content": "hm"}], "messages[0].reasoning_content"),
     ],
 )
 def test_bad_messages_are_named(api: Api, messages: Any, param: str) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headrace.serve.choices import Part
+from headrace.serve.choices import Part, merged
 from headrace.serve.tokens import Pieces, chat_logprobs, completion_logprobs
+from headrace.tokenize.tools.calls import CallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +25,19 @@ class Usage:
     completion: int
     cached: int = 0
     """How many of the prompts' tokens came from the prefix cache."""
+    thought: int | None = None
+    """How many of the completion were thinking; None where the model does not think."""
 
     def written(self) -> dict[str, Any]:
-        return {
+        out = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        if self.thought is not None:
+            out["completion_tokens_details"] = {"reasoning_tokens": self.thought}
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,35 @@ def _ending(part: Part) -> dict[str, Any]:
     return out if part.seed is None else {**out, "seed": part.seed}
 
 
+def _message(part: Part) -> dict[str, Any]:
+    """`content` is null where there is only something else; what there is none of has no key."""
+    other = part.reasoning or part.calls
+    out: dict[str, Any] = {"role": "assistant", "content": part.text or (None if other else ""), "refusal": None}
+    if part.reasoning:
+        out["reasoning_content"] = part.reasoning
+    if part.calls:
+        out["tool_calls"] = [_call(call) for call in part.calls]
+    return out
+
+
+def _deltas(part: Part) -> list[dict[str, Any]]:
+    """What a part adds, each kind by itself, as clients expect them; at least one."""
+    out: list[dict[str, Any]] = []
+    if part.reasoning:
+        out.append({"reasoning_content": part.reasoning})
+    if part.text:
+        out.append({"content": part.text})
+    if part.calls:
+        out.append({"tool_calls": [{"index": call.index, **_call(call)} for call in merged(part.calls)]})
+    return out or [{}]
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
 class ChatWriter:
     """chat.completion and chat.completion.chunk. `logprobs` is the number of alternatives, None for no report."""
 
@@ -86,7 +121,7 @@ class ChatWriter:
         written = [
             {
                 "index": part.index,
-                "message": {"role": "assistant", "content": part.text, "refusal": None},
+                "message": _message(part),
                 "logprobs": self._logprobs_of(part),
                 **_ending(part),
             }
@@ -99,8 +134,9 @@ class ChatWriter:
         if part.index not in self._begun:
             self._begun.add(part.index)
             out.append(self._chunk(Part(part.index, ""), {"role": "assistant", "content": "", "refusal": None}))
-        delta = {"content": part.text} if part.text else {}
-        return [*out, self._chunk(part, delta)]
+        *first, last = _deltas(part)
+        out += [self._chunk(Part(part.index, ""), delta) for delta in first]
+        return [*out, self._chunk(part, last)]
 
     def last(self, usage: Usage) -> dict[str, Any]:
         return {**self._head.written("chatcmpl", "chat.completion.chunk"), "choices": [], "usage": usage.written()}

@@ -133,6 +133,15 @@ class ChatBody(_Body):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="extra; variables of the model's chat template"
     )
+    tools: list[Any] | None = Field(None, description="functions that the model may call, up to 128; see Tools")
+    tool_choice: Any = Field(None, description="`auto` (default), `none`, `required`, or a function by name; see Tools")
+    parallel_tool_calls: bool | None = Field(None, description="may an answer have several calls; default true")
+    include_reasoning: bool | None = Field(
+        None, description="extra; tell what a model thinks before it answers; default true; see Reasoning"
+    )
+    thinking_token_budget: int | None = Field(
+        None, description="extra; most tokens of thinking, 0 or more; then it is ended; only for models that think"
+    )
 
     def params(self) -> SamplingParams:
         """RequestError names the field, in this endpoint's words."""
@@ -154,7 +163,8 @@ class ChatBody(_Body):
     def names(self) -> Mapping[str, str]:
         """What the client calls the parameters that have another name inside."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"max_tokens": limit, "logprobs": "top_logprobs", "prompt": "messages", **_form_name(self)}
+        of_form = {"grammar": "tools"} | _form_name(self)
+        return {"max_tokens": limit, "logprobs": "top_logprobs", "prompt": "messages", **of_form}
 
 
 class CompletionBody(_Body):

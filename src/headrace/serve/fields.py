@@ -34,7 +34,6 @@ IGNORED: Mapping[str, str] = {
     "prompt_cache_key": "a hint for the speed only",
     "prompt_cache_retention": "a hint for the speed only",
     "prediction": "a hint for the speed only",
-    "parallel_tool_calls": "there are no tool calls",
 }
 """Accepted with any value and without effect, in both endpoints: field to the reason why that is harmless."""
 
@@ -63,10 +62,10 @@ _BOTH: Mapping[str, Refused] = {
 }
 
 CHAT: Mapping[str, Refused] = {
-    "tools": Refused(NOT_YET, ([],)),
-    "tool_choice": Refused(f"tools are {NOT_YET}", ("none", "auto")),
-    "functions": Refused(f"tools are {NOT_YET}", ([],)),
-    "function_call": Refused(f"tools are {NOT_YET}", ("none", "auto")),
+    "functions": Refused("use tools", ([],)),
+    "function_call": Refused("use tool_choice", ("none", "auto")),
+    "thinking_budget": Refused("use thinking_token_budget"),
+    "reasoning_format": Refused("thinking is told as reasoning_content; see include_reasoning"),
     "modalities": Refused("answers are text only", (["text"],)),
     "audio": Refused("answers are text only"),
     "web_search_options": Refused("there is no web search"),
@@ -87,6 +86,8 @@ COMPLETIONS: Mapping[str, Refused] = {
     "max_completion_tokens": Refused("use max_tokens"),
     "top_logprobs": Refused("here logprobs is the number of alternatives"),
     "tools": Refused("only in chats", ([],)),
+    "tool_choice": Refused("only in chats", ("none", "auto")),
+    "parallel_tool_calls": Refused("only in chats", (False, True)),
     "prompt_embeds": Refused("not supported"),
     **_BOTH,
 }

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -14,15 +15,15 @@ from starlette.responses import Response
 from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.answers import ChatWriter, CompletionWriter, Head, Writer
-from headrace.serve.bodies import COMPLETION_TOKENS, CompletionBody, chat_body, completion_body, renamed
+from headrace.serve.bodies import COMPLETION_TOKENS, ChatBody, CompletionBody, chat_body, completion_body, renamed
 from headrace.serve.deadline import Deadline
 from headrace.serve.gone import EventStream, unless_gone
 from headrace.serve.problems import stopping
 from headrace.serve.prompts import prompt_pieces, prompts_of
 from headrace.serve.reading import read_object
-from headrace.serve.rendering import rendered
 from headrace.serve.running import Asked, Echo, Run, answer, events
 from headrace.serve.service import Service
+from headrace.serve.talks import Talk
 from headrace.serve.written import as_event, as_json
 
 if TYPE_CHECKING:
@@ -45,15 +46,13 @@ class Endpoints:
         body = chat_body(await read_object(request, self._body_bytes))
         deadline = Deadline(body.timeout_s)
         model = self._service.require(body.model, llm)
-        params = body.params()
-        ids = await unless_gone(request.receive, deadline.bound(rendered(llm, body, params)))
         try:
-            _held = await unless_gone(request.receive, deadline.bound(llm.prepare(params)))
-            run = Run(llm, [Asked(ids, params, "prompt")], self.tenant(request), deadline)
+            asked, _held = await unless_gone(request.receive, deadline.bound(_talk(llm, body)))
+            run = Run(llm, [asked], self.tenant(request), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
-        writer = ChatWriter(head, llm.tokenizer, logprobs=params.logprobs, usage_key=body.includes_usage())
+        writer = ChatWriter(head, llm.tokenizer, logprobs=asked.params.logprobs, usage_key=body.includes_usage())
         return await _respond(request, run, writer, stream=bool(body.stream), usage=body.includes_usage())
 
     async def completions(self, request: Request) -> Response:
@@ -76,6 +75,27 @@ class Endpoints:
         neither kept nor shown."""
         given = request.headers.get("authorization")
         return hashlib.blake2b(given.encode(), digest_size=16, key=self._key).hexdigest() if given else ""
+
+
+async def _talk(llm: AsyncLLM, body: ChatBody) -> tuple[Asked, object]:
+    """The chat of a body, rendered, and what must be held until it runs."""
+    talk = await asyncio.to_thread(Talk, body, llm.tokenizer)  # schemas and old calls may be long
+    asked = talk.asked(await llm.render_chat(talk.messages, talk.params, **talk.template()))
+    try:
+        return asked, await llm.prepare(asked.params)
+    except RequestError:
+        for at, schema in talk.schemas():
+            await _judge(llm, replace(asked.params, grammar=schema), at)
+        raise
+
+
+async def _judge(llm: AsyncLLM, params: SamplingParams, at: str) -> None:
+    """RequestError for `at` where the grammar, a tool's schema, cannot be honoured."""
+    try:
+        await llm.prepare(params)
+    except RequestError as error:
+        rest = (error.param or "").removeprefix("grammar")
+        raise RequestError(f"{at}{rest}: {error}", f"{at}{rest}") from None
 
 
 async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:

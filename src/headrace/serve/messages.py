@@ -5,11 +5,13 @@ What holds for every chat (text parts, the form that templates read) is the toke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.errors import RequestError
 from headrace.serve.reading import QUOTED, quoted
+from headrace.tokenize.messages import plain
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -23,14 +25,18 @@ ROLES: Mapping[str, str] = {
 IGNORED = ("annotations",)
 """What a client may send back from an earlier answer and what cannot matter."""
 REFUSED: Mapping[str, str] = {
-    "tool_calls": "tool calls are not supported yet",
-    "function_call": "tool calls are not supported yet",
+    "tool_calls": "only the assistant calls tools",
+    "function_call": "use tool_calls",
     "audio": "audio is not supported",
     "refusal": "refusals are not supported: send the text as content",
-    "reasoning": "reasoning is not supported yet",
-    "reasoning_content": "reasoning is not supported yet",
+    "reasoning": "only the assistant thinks",
+    "reasoning_content": "only the assistant thinks",
 }
-"""Keys of a message that are refused unless they are null, or an empty list."""
+"""Keys of a message that are refused, the assistant's own from others, unless they are null or an empty list."""
+
+
+MALFORMED = "malformed_arguments"
+"""What arguments that are no JSON object are called when they are sent back to the model."""
 
 
 PARTS: Mapping[str, str] = {
@@ -49,7 +55,8 @@ PARTS: Mapping[str, str] = {
 
 
 def conversation(messages: Sequence[Any], *, continues: bool) -> list[dict[str, Any]]:
-    """Messages with `role`, `content` and, where given, `name` and `tool_call_id`: strings, or parts as content.
+    """Messages with `role`, `content` and, where given, `name`, `tool_call_id`, `reasoning_content`: strings, or parts
+    as content; and `tool_calls`, with their arguments as objects.
 
     `continues`: the answer goes on with the last message. RequestError names the message and the key,
     "messages[2].content[0].type".
@@ -79,6 +86,12 @@ def _message(message: Any, at: str) -> dict[str, Any]:
             case "name":
                 if value is not None:
                     out[key] = _string(value, f"{at}.name")
+            case "tool_calls" if role == "assistant":
+                if value:
+                    out[key] = _calls(value, f"{at}.tool_calls")
+            case "reasoning_content" | "reasoning" if role == "assistant":
+                if value is not None:
+                    out["reasoning_content"] = _string(value, f"{at}.{key}")
             case "tool_call_id" if role == "tool":
                 if value is not None:
                     out[key] = _string(value, f"{at}.tool_call_id")
@@ -89,8 +102,62 @@ def _message(message: Any, at: str) -> dict[str, Any]:
                     raise RequestError(f"{at}.{key} is refused: {REFUSED[key]}", f"{at}.{key}")
             case _:
                 raise RequestError(f"{at} has the unknown key {quoted(key)}", f"{at}.{key[:QUOTED]}")
-    out["content"] = _content(message.get("content"), f"{at}.content")
+    content = message.get("content")
+    if content is None and (role == "tool" or "tool_calls" in out or "reasoning_content" in out):
+        content = ""
+    out["content"] = _content(content, f"{at}.content")
     return out
+
+
+def _calls(calls: Any, at: str) -> list[dict[str, Any]]:
+    """`id` where there is one, and `function` with name and arguments, an object."""
+    if not isinstance(calls, list):
+        raise RequestError(f"{at} must be a list, not {quoted(calls)}", at)
+    return [_call(call, f"{at}[{i}]") for i, call in enumerate(calls)]
+
+
+def _call(call: Any, at: str) -> dict[str, Any]:
+    if not isinstance(call, dict) or call.get("type") not in (None, "function"):
+        raise RequestError(f"{at} must be an object of type function with a function", at)
+    for key in call:
+        if key not in ("id", "type", "function", "index"):
+            raise RequestError(f"{at} has the unknown key {quoted(key)}", f"{at}.{key[:QUOTED]}")
+    function, inside = call.get("function"), f"{at}.function"
+    if not isinstance(function, dict):
+        raise RequestError(f"{inside} must be an object with name and arguments, not {quoted(function)}", inside)
+    for key in function:
+        if key not in ("name", "arguments"):
+            raise RequestError(f"{inside} has the unknown key {quoted(key)}", f"{inside}.{key[:QUOTED]}")
+    if not _string(function.get("name"), f"{inside}.name"):
+        raise RequestError(f"{inside}.name must not be empty", f"{inside}.name")
+    arguments = _arguments(function.get("arguments"), f"{inside}.arguments")
+    out = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return out if call.get("id") is None else {"id": _string(call["id"], f"{at}.id"), **out}
+
+
+def _arguments(given: Any, at: str) -> dict[str, Any]:
+    """An object. Models write arguments that are none, clients send them back, and the talk must go on: what a string
+    holds else is kept as the text under `MALFORMED`, and nothing, or null, is no arguments."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    value = given
+    if isinstance(given, str):
+        try:
+            value = json.loads(given, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            return {MALFORMED: given}
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            return {MALFORMED: given}
+    if not isinstance(value, dict):
+        raise RequestError(f"{at} must be an object, or one as JSON in a string, not {quoted(given)}", at)
+    copy: dict[str, Any] = plain(value, at)
+    return copy
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(name)
 
 
 def _content(content: Any, at: str) -> str | list[Any]:

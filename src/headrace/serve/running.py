@@ -18,6 +18,7 @@ from headrace.serve.answers import Usage, Writer
 from headrace.serve.choices import Entry, Part, Shown, joined
 from headrace.serve.deadline import Deadline
 from headrace.serve.problems import failed, problem_of, timed_out, unavailable
+from headrace.serve.splitting import Split
 from headrace.serve.written import DONE, as_event
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Asked:
     name: str
     """What errors call it: "prompt", "prompt[2]"."""
     echo: Echo | None = None
+    split: Callable[[], Split] | None = None
+    """Makes what tells thinking, content and tool calls of a choice apart; None: all is content."""
+    thinks: bool = False
+    """Does the usage tell of thinking?"""
 
 
 class Run:
@@ -55,7 +60,7 @@ class Run:
         What still runs at the deadline is ended."""
         self._llm = llm
         self._asked = asked
-        self._completion = self._cached = 0
+        self._completion = self._cached = self._thought = 0
         self._streams: list[RequestStream] = []
         self._expired = False
         self._unwatch: Callable[[], None] = lambda: None
@@ -83,7 +88,9 @@ class Run:
 
     def usage(self) -> Usage:
         """So far; a prompt counts once, without what overflow left out; the tokens of all choices are summed up."""
-        return Usage(sum(len(stream.prompt_token_ids) for stream in self._streams), self._completion, self._cached)
+        prompt = sum(len(stream.prompt_token_ids) for stream in self._streams)
+        thought = self._thought if any(one.thinks for one in self._asked) else None
+        return Usage(prompt, self._completion, self._cached, thought)
 
     async def parts(self) -> AsyncGenerator[Part, None]:
         """Additions to choices, as the engine's steps bring them. Problem where a choice cannot be finished."""
@@ -99,8 +106,11 @@ class Run:
                 if not self._prompt_is_known(prompt):
                     continue
                 for ready in waiting[prompt]:
-                    if part := self._part(prompt, ready, shown):
-                        yield part
+                    part = self._part(prompt, ready, shown)
+                    if part is not None:
+                        self._thought += part.thought
+                        if part.shows:
+                            yield part
                 waiting[prompt] = []
         self._check_time()
         if any(waiting):
@@ -141,7 +151,7 @@ class Run:
         index = prompt * asked.params.n + chunk.index
         if index in shown:
             return shown[index].add(chunk)
-        shown[index] = Shown(index, stream.seed)
+        shown[index] = Shown(index, stream.seed, asked.split and asked.split())
         if asked.echo is None:
             return shown[index].add(chunk)
         return shown[index].add(chunk, "".join(asked.echo.pieces), _echoed(stream.output, asked.echo))

@@ -139,6 +139,11 @@ class ChatTemplate:
         return any(_is_content(loop.iter) for loop in self._tree.find_all(nodes.For))
 
     @cached_property
+    def variables(self) -> frozenset[str]:
+        """Every name that it uses."""
+        return frozenset(node.name for node in self._tree.find_all(nodes.Name))
+
+    @cached_property
     def literals(self) -> tuple[str, ...]:
         """Every piece of text that the template itself can put into a prompt, or look for."""
         texts = {node.data for node in self._tree.find_all(nodes.TemplateData)}

@@ -54,6 +54,7 @@ class Tokenizer:
         self._engine = engine
         added = engine.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
+        self._added_ids = {name: i for i, name in self._added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         """Tokens that are no text: control tokens, and what begins or ends a sequence."""
         self._pieces: dict[int, bytes] = {}
@@ -126,6 +127,10 @@ class Tokenizer:
                 self._pieces.clear()
             self._pieces[token] = found
         return found
+
+    def added_id(self, name: str) -> int | None:
+        """The id of a control token, or of another that is matched whole in texts, by its name; None: there is none."""
+        return self._added_ids.get(name)
 
     def is_special(self, token: int) -> bool:
         return token in self.special_ids

@@ -1,0 +1,62 @@
+"""Writes grammars of answers with calls in llguidance's dialect of Lark. Pure functions of text and schemas.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.tokenize.tools.form import Spelling, Tool, Wanted
+
+_COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "minProperties")
+"""Keywords beside which `properties` does not say all that an object may hold."""
+_AS_JSON_IS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One space behind commas and colons: what models were shown, and no room for endless blanks."""
+
+
+def arguments(tool: Tool, number: int, wanted: Wanted) -> str:
+    """The rule `arguments_N`: the tool's schema where it is to be held, else any object."""
+    schema = closed(tool.parameters) if wanted.required or tool.strict else {"type": "object"}
+    return f"arguments_{number}: %json {json.dumps({**schema, 'x-guidance': _AS_JSON_IS_WRITTEN}, ensure_ascii=False)}"
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The same schema, for objects with the named properties alone where it does not speak of others."""
+    out = {"type": "object", **schema}
+    if "properties" in schema and not any(key in schema for key in _COMPOSED):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def grammar(calls: Sequence[str], rules: Sequence[str], wanted: Wanted, begin: str, spelling: Spelling) -> str:
+    """Answers of text and calls that begin with the tag `begin`. `calls`: each tool's call from behind that tag on."""
+    body = f"body: {' | '.join(f'call_{number}' for number in range(len(calls)))}"
+    each = [f"call_{number}: {call}" for number, call in enumerate(calls)]
+    tag = spelling(begin)
+    more = f"(SPACES? {tag} body)*" if wanted.several else ""
+    lines = [*each, *rules, body, r"SPACES: /[ \n]{1,4}/"]
+    if wanted.required:
+        return "\n".join([f"start: SPACES? {tag} body {more}", *lines])
+    if wanted.content:
+        return "\n".join([f"start: SPACES? {tag} body {more} | content", *lines, f"content: {wanted.content}"])
+    if not spelling.is_text(begin):
+        return "\n".join([f"start: TEXT? ({tag} body {more})?", *lines, r"TEXT: /(.|\n)+/"])
+    head = f"head[lazy]: /(.|\\n)*{re.escape(begin).replace('/', chr(92) + '/')}/"
+    return "\n".join([f"start: head body {more} | TEXT", head, *lines, r"TEXT: /(.|\n)*/"])
+
+
+def bare_grammar(
+    calls: Sequence[str], rules: Sequence[str], wanted: Wanted, begin: str | None, spelling: Spelling
+) -> str:
+    """Answers that are one call, behind the tag `begin` or nothing, or, where none is required, text that begins
+    otherwise."""
+    each = [f"call_{number}: {call}" for number, call in enumerate(calls)]
+    body = f"body: {' | '.join(f'call_{number}' for number in range(len(calls)))}"
+    tag = f"{spelling(begin)}? " if begin else ""
+    start = f"start: SPACES? {tag}body" + ("" if wanted.required else " | TEXT")
+    text = [] if wanted.required else [r"TEXT: /([ \t\r\n]*[^ \t\r\n\[{`](.|\n)*)?/"]
+    return "\n".join([start, *each, *rules, body, r"SPACES: /[ \n]{1,4}/", *text])

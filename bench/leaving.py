@@ -43,6 +43,7 @@ import uvicorn
 from headrace import AsyncLLM
 from headrace.hardware import resident
 from headrace.serve.app import configured, create_app
+from headrace.serve.options import ServerOptions
 
 CONTEXT = 2048
 LONG = 1500
@@ -64,7 +65,8 @@ ROUND_S = 10.0
 def serve(pipe: Connection, args: argparse.Namespace) -> None:
     """The other process: sends its port, then `facts` whenever it gets True, until it gets False."""
     llm = opened(args)
-    uvicorns = uvicorn.Server(configured(create_app(lambda: llm, name="model"), grace_s=1))
+    options = ServerOptions(grace_s=1)
+    uvicorns = uvicorn.Server(configured(create_app(lambda: llm, name="model", options=options), options))
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         thread = threading.Thread(target=uvicorns.run, args=([listening],))
         thread.start()

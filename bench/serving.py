@@ -18,6 +18,7 @@ from headrace import AsyncLLM
 from headrace.hardware import resident
 from headrace.scheduler.scheduler import Stats
 from headrace.serve.app import configured, create_app
+from headrace.serve.options import ServerOptions
 
 LAG_S = 0.01
 """The event loop is asked so often to do something; how much later it does is its lag."""
@@ -55,8 +56,9 @@ def _serve(pipe: Connection, model: str, engine: str, options: dict[str, Any]) -
     """The other process: sends its port, then `Facts` whenever it gets True, until it gets False."""
     files_up()
     llm, lags = opened(model, engine, options), list[float]()
-    app = create_app(lambda: llm, name="model")
-    server = uvicorn.Server(configured(app, grace_s=1))
+    how = ServerOptions(grace_s=1)
+    app = create_app(lambda: llm, name="model", options=how)
+    server = uvicorn.Server(configured(app, how))
 
     async def watch() -> None:
         while not server.should_exit:

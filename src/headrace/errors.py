@@ -58,5 +58,9 @@ class OverloadedError(HeadraceError):
         self.retry_s = retry_s
 
 
+class UnreadError(HeadraceError):
+    """A stream was ended because too much of it waited to be read; over HTTP an event, the last one."""
+
+
 class EngineDeadError(HeadraceError):
     """The engine stopped on an unexpected failure; no request can be served any more."""

@@ -27,6 +27,7 @@ from headrace.cli.plan import plan_facts, plan_lines
 from headrace.config import CacheOptions, ExecuteOptions, LoadingOptions, Options, SchedulerOptions
 from headrace.engine.past_load import Seen
 from headrace.program.backend import Member
+from headrace.serve.options import ServerOptions
 from tests.cli.terminal import Terminal
 
 
@@ -77,6 +78,30 @@ def test_every_engine_option_is_there_with_its_help(command: str) -> None:
             assert options.option_name(field.name) in done.stdout
     assert "--no-weight-cache" in done.stdout
     assert "Longest prompt plus answer" in done.stdout
+
+
+def test_every_server_option_is_there_and_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = headrace("serve", "--help").stdout
+    for field in fields(ServerOptions):
+        assert options.option_name(field.name) in shown
+    seen: list[ServerOptions] = []
+    fake = SimpleNamespace(serve=lambda model, **given: seen.append(given["server"]))
+    monkeypatch.setitem(sys.modules, "headrace.serve.app", fake)
+    monkeypatch.setattr(sys, "argv", [
+        "headrace", "serve", "m", "--cors-origin", "https://a.example", "--cors-origin", "https://b.example",
+        "--log-format", "json", "--open-metrics", "--grace-s", "3",
+    ])  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert not ended.value.code
+    origins = ("https://a.example", "https://b.example")
+    assert seen == [ServerOptions(cors_origin=origins, log_format="json", open_metrics=True, grace_s=3)]
+
+
+def test_a_refused_server_option_is_wrong_usage() -> None:
+    done = headrace("serve", "m", "--log-format", "xml")
+    assert done.returncode == 2
+    assert "--log-format" in done.stderr
 
 
 def test_nothing_heavy_is_imported_for_help() -> None:
@@ -161,11 +186,14 @@ def test_serve_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     fake = SimpleNamespace(serve=lambda model, **options: seen.update(model=model, **options))
     monkeypatch.setitem(sys.modules, "headrace.serve.app", fake)
-    module.serve("m", "0.0.0.0", 8001, "name", engine={"context": 512})
+    server = ServerOptions(grace_s=3)
+    module.serve("m", "0.0.0.0", 8001, "name", engine={"context": 512}, server=server)
     assert seen.pop("progress") is not None
     assert seen.pop("planned") is not None
     assert seen.pop("loaded") is not None
-    assert seen == {"model": "m", "host": "0.0.0.0", "port": 8001, "options": {"context": 512}, "name": "name"}
+    assert seen == {
+        "model": "m", "host": "0.0.0.0", "port": 8001, "options": {"context": 512}, "name": "name", "server": server,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -192,7 +220,7 @@ def test_serve_draws_bars_until_the_model_is_loaded_or_the_server_ends(
 
     monkeypatch.setattr(module, "bars", bars)
     monkeypatch.setitem(sys.modules, "headrace.serve.app", SimpleNamespace(serve=serve))
-    module.serve("m", "0.0.0.0", 8001, None, engine={})
+    module.serve("m", "0.0.0.0", 8001, None, engine={}, server=ServerOptions())
     assert drawn == ["begin", "end"]
 
 

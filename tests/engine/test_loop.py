@@ -40,14 +40,14 @@ class Gate(Toy):
         self.entered = threading.Semaphore(0)
         self.closes = 0
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: Plan, masks: Any = None) -> Result:
         self.entered.release()
         if self.permits is not None:
             assert self.permits.acquire(timeout=20)
         self.steps += 1
         if self.steps == self.fail_at:
             raise MemoryError("no more")
-        return super().run(plan)
+        return super().run(plan, masks)
 
     def close(self) -> None:
         self.closes += 1

@@ -263,7 +263,7 @@ class Toy:
         self.recycled = 0
         """Blocks that held something when they were handed out."""
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: Plan, masks: object = None) -> Result:
         assert not self.closed
         for request in plan.released:
             del self.states[request]

@@ -20,6 +20,7 @@ from headrace.engine.admission import Limits, admit, cut
 from headrace.engine.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
 from headrace.errors import EngineDeadError, OverloadedError, RequestError
 from headrace.params import SamplingParams
+from headrace.scheduler.scheduler import Stats
 from headrace.tokenize.messages import conversation
 
 BOS, EOS, TURN = 256, 257, 258
@@ -148,6 +149,7 @@ class FakeStream:
     queue: asyncio.Queue[Chunk | None] = field(default_factory=asyncio.Queue)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     aborted: bool = False
+    most_unread: int | None = None
 
     @property
     def seed(self) -> int:
@@ -288,6 +290,31 @@ class FakeLLM:
 
     def close(self) -> None:
         self.closed = True
+
+    def stats(self) -> Stats:
+        """Invented numbers, but for what the fake counts."""
+        return Stats(
+            running=sum(not stream.output.finished for stream in self.streams),
+            waiting=3,
+            blocks_used=10,
+            blocks_total=40,
+            steps=5,
+            tokens_in=sum(len(ids) for ids, _ in self.submitted),
+            tokens_out=self.tokens_made,
+            preemptions=2,
+            aborts=self.aborts,
+            blocks_idle=7,
+            prefix_asked=100,
+            prefix_hits=25,
+            places=200,
+            places_filled=150,
+            tier_saves=4,
+            tier_loads=3,
+            waiting_tokens=99,
+            begin_rate=0.0,
+            begin_token_rate=0.0,
+            refused=6,
+        )
 
     async def _speak(self, stream: FakeStream, index: int) -> None:
         params, prompt = stream.params, stream.output.prompt_token_ids

@@ -12,6 +12,7 @@ import httpx
 import uvicorn
 
 from headrace.serve.app import configured, create_app
+from headrace.serve.options import ServerOptions
 
 
 def until(holds: Callable[[], bool], seconds: float = 5) -> None:
@@ -25,12 +26,14 @@ def until(holds: Callable[[], bool], seconds: float = 5) -> None:
 class LiveServer:
     """Serves what `load` makes; `with LiveServer(...) as live` waits until it listens, not until it is ready."""
 
-    def __init__(self, load: Callable[[], Any], **options: Any) -> None:
-        self.app = create_app(load, **options)
-        self._server = uvicorn.Server(configured(self.app, grace_s=1))
+    def __init__(self, load: Callable[[], Any], *, name: str | None = None, **options: Any) -> None:
+        """`options` are those of `ServerOptions`."""
+        self.options = ServerOptions(**{"grace_s": 1, **options})
+        self.app = create_app(load, name=name, options=self.options)
+        self._server = uvicorn.Server(configured(self.app, self.options))
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.port = self._sock.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{self.options.scheme}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.run, args=([self._sock],), daemon=True)
 
     def __enter__(self) -> LiveServer:

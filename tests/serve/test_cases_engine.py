@@ -127,7 +127,7 @@ def test_s3_leaving_inside_a_character(
 ) -> None:
     """What one request leaves half said is in nobody else's text."""
     llm, run = made[1], Scripted.run
-    monkeypatch.setattr(Scripted, "run", lambda self, plan: (time.sleep(0.002), run(self, plan))[1])
+    monkeypatch.setattr(Scripted, "run", lambda self, plan, masks=None: (time.sleep(0.002), run(self, plan))[1])
     half = [*"😀".encode()[:2], *[VOCAB - 1] * 400]  # tokens without text: the character stays open
     real.llm.script = lambda prompt, choice: Script(half if prompt[0] == 9 else list(CHARS.encode()))
     aborts = llm.stats().aborts

@@ -134,6 +134,17 @@ def test_tokens_there_and_back(served: tuple[httpx.Client, AsyncLLM]) -> None:
         assert http.post(CHAT, json={**body, "max_tokens": 1}).json()["usage"]["prompt_tokens"] == len(want)
 
 
+def test_what_harnesses_ask_first(served: tuple[httpx.Client, AsyncLLM]) -> None:
+    http, llm = served
+    told = http.get("/tokenizer_info").json()
+    assert told["model_max_length"] == 512
+    assert told["chat_template"] == llm.tokenizer.chat_template
+    assert told["add_bos_token"] == llm.tokenizer.add_bos
+    for name, ids in (("bos_token", {llm.tokenizer.bos}), ("eos_token", llm.tokenizer.eos)):
+        (token,) = http.post("/tokenize", json={"prompt": told[name], "add_special_tokens": False}).json()["tokens"]
+        assert token in ids
+
+
 def test_a_model_without_tokens_for_it_fills_no_middle(served: tuple[httpx.Client, AsyncLLM]) -> None:
     message = error_of(served[0].post(COMPLETIONS, json={"prompt": "a", "suffix": "b"}), 400, "suffix")
     assert "fill-in-the-middle" in message

@@ -16,7 +16,7 @@ from headrace.engine.admission import Limits
 from headrace.engine.build import Loaded
 from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
-from headrace.execute.plan import Admission, Executor, Plan, Result, Row, RowResult, TokenLogprob, Want
+from headrace.execute.plan import Admission, Executor, Masks, Plan, Result, Row, RowResult, TokenLogprob, Want
 from headrace.scheduler.scheduler import Scheduler
 from headrace.tokenize.stream import TextStream
 from tests.serve.fake_llm import CONTEXT, EOS, VOCAB, FakeLLM, FakeTokenizer
@@ -31,7 +31,7 @@ class Scripted:
         self.fake = fake
         self.admitted: dict[int, Admission] = {}
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: Plan, masks: Masks | None = None) -> Result:
         for request in plan.released:
             del self.admitted[request]
         self.admitted |= {a.request: a for a in plan.admitted}
@@ -63,14 +63,20 @@ class Scripted:
 
 
 def loaded(
-    fake: FakeLLM, deliver: Any, *, executor: Executor | None = None, gate: Gate | None = None, rows: int = 3
+    fake: FakeLLM,
+    deliver: Any,
+    *,
+    executor: Executor | None = None,
+    gate: Gate | None = None,
+    rows: int = 3,
+    budget: int = 7,
 ) -> Loaded:
     """What `engine.build.load` gives, around the script. Small blocks, budget and pool: much is cut and preempted."""
     tokenizer = fake.tokenizer
     blocks = Blocks(40, [None])
     scheduler = Scheduler(
         blocks,
-        budget=7,
+        budget=budget,
         rows=rows,
         context=CONTEXT,
         eos=frozenset({EOS}),
@@ -90,7 +96,8 @@ def loaded(
         threads=SimpleNamespace(count=1),
     )
     engine = Engine(executor or Scripted(fake), scheduler, deliver=deliver)
-    return Loaded(plan, engine, gate or Gate(1000, 100_000))
+    no_grammars: Any = SimpleNamespace()
+    return Loaded(plan, engine, gate or Gate(1000, 100_000), no_grammars)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from headrace.engine import llm as engine_llm
 from headrace.engine.gate import Gate
 from headrace.errors import OverloadedError
-from headrace.execute.plan import Plan, Result
+from headrace.execute.plan import Masks, Plan, Result
 from headrace.params import SamplingParams
 from tests.serve.fake_llm import FakeLLM
 from tests.serve.http_api import CHAT, Api, error_of
@@ -89,10 +89,10 @@ class Held(Scripted):
         self.begun: list[int] = []
         """The last token of each prompt that was begun."""
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: Plan, masks: Masks | None = None) -> Result:
         assert self.go.wait(30)
         self.begun += [a.tokens[a.prompt - 1] for a in plan.admitted]
-        return super().run(plan)
+        return super().run(plan, masks)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import typer
 from headrace.cli import cache
 from headrace.cli.console import fail, out
 from headrace.cli.list import list_models
-from headrace.cli.options import engine_options
+from headrace.cli.options import engine_options, server_options
 from headrace.cli.pull import pull
 from headrace.cli.run import run
 from headrace.cli.serve import serve
@@ -32,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(engine_options(run))
-app.command("serve")(engine_options(serve))
+app.command("serve")(engine_options(server_options(serve)))
 app.command("pull")(pull)
 app.command("list")(list_models)
 app.command("show")(engine_options(show))

@@ -1,4 +1,5 @@
-"""Command-line options made from the fields of `config.Options`, and refused values named by their option."""
+"""Command-line options made from the fields of `config.Options` and `ServerOptions`, and refused values named by their
+option."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import typer
 
 from headrace.config import Options
 from headrace.errors import OptionError, RequestError
+from headrace.serve.options import ServerOptions
 
 MODEL = Annotated[
     str,
@@ -27,42 +29,67 @@ MODEL = Annotated[
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each field of `Options`; it gets them as the flat dict `engine`."""
-    added = list(_parameters(Options))
+
+    def judged(values: dict[str, Any]) -> dict[str, Any]:
+        Options.of(**values)
+        return values
+
+    return _with_options(command, Options, "engine", judged)
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of `ServerOptions`; it gets them as `server`."""
+
+    def judged(values: dict[str, Any]) -> ServerOptions:
+        taken: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return ServerOptions(**taken)
+
+    return _with_options(command, ServerOptions, "server", judged)
+
+
+def _with_options(
+    command: Callable[..., None], kind: type, into: str, judged: Callable[[dict[str, Any]], Any]
+) -> Callable[..., None]:
+    """Give a command one option for each field of a dataclass; it gets what `judged` makes of them as `into`."""
+    added = list(_parameters(kind, into.capitalize()))
     names = [p.name for p in added]
 
     @wraps(command)
-    def with_engine(**values: Any) -> None:
-        engine = {name: values.pop(name) for name in names}
+    def with_options(**values: Any) -> None:
+        given = {name: values.pop(name) for name in names}
         with usage():
-            Options.of(**engine)
-        command(**values, engine=engine)
+            taken = judged(given)
+        command(**values, **{into: taken})
 
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "engine"]
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != into]
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    with_engine.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    with_engine.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
-    return with_engine
+    with_options.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return with_options
 
 
-def _parameters(kind: type) -> Iterator[inspect.Parameter]:
+def _parameters(kind: type, panel: str) -> Iterator[inspect.Parameter]:
     """One keyword parameter for each plain field, those of nested dataclasses in place."""
     types = get_type_hints(kind)
     for field in fields(kind):
         nested = types[field.name]
         if isinstance(nested, type) and is_dataclass(nested):
-            yield from _parameters(nested)
+            yield from _parameters(nested, panel)
             continue
         assert field.default is not MISSING, f"{kind.__name__}.{field.name} needs a default"
         text, flag = field.metadata["help"], option_name(field.name)
-        if types[field.name] is bool:
+        kind_of, default = types[field.name], field.default
+        if kind_of is bool:
             flag = f"{flag}/--no-{flag.removeprefix('--')}"
+        elif default == ():
+            kind_of, default = list[str], []
         yield inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
+            default=default,
             annotation=Annotated[
-                types[field.name],
-                typer.Option(flag, help=f"{text[0].upper()}{text[1:]}.", rich_help_panel="Engine"),
+                kind_of,
+                typer.Option(flag, help=f"{text[0].upper()}{text[1:]}.", rich_help_panel=panel),
             ],
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ import typer
 from headrace.cli.console import bars, note
 from headrace.cli.options import MODEL
 from headrace.cli.plan import plan_facts, plan_lines
+from headrace.serve.logs import event, logging_to
+from headrace.serve.options import ServerOptions
 
 if TYPE_CHECKING:
     from headrace.engine.build import Blueprint
@@ -24,11 +27,12 @@ def serve(
     ] = None,
     *,
     engine: dict[str, Any],
+    server: ServerOptions,
 ) -> None:
     """Serve a model over HTTP, in the form that clients of OpenAI speak."""
     from headrace.serve.app import serve as run_server
 
-    with ExitStack() as drawn:
+    with logging_to(server), ExitStack() as drawn:
         progress = drawn.enter_context(bars())
         run_server(
             model,
@@ -36,8 +40,9 @@ def serve(
             port=port,
             name=served_model_name,
             options=engine,
+            server=server,
             progress=progress,
-            planned=_tell,
+            planned=_log_plan if server.log_format == "json" else _tell,
             loaded=drawn.close,
         )
 
@@ -45,3 +50,8 @@ def serve(
 def _tell(plan: Blueprint) -> None:
     """The plan, on standard error, before weights are read."""
     note("".join(plan_lines(plan_facts(plan))).rstrip("\n"))
+
+
+def _log_plan(plan: Blueprint) -> None:
+    """The plan, as a line of a log that machines read."""
+    event(logging.getLogger("headrace.server"), logging.INFO, "plan", plan_facts(plan))

@@ -249,7 +249,7 @@ class Loaded:
     @property
     def dead(self) -> str | None:
         """Why the engine stopped; None while it lives."""
-        error = self._engine.error
+        error = self._engine.failure()
         return None if error is None else str(error) or repr(error)
 
     def new_id(self) -> int:

@@ -62,6 +62,7 @@ class Collector:
             stop_reason=delta.stop_reason,
             error=delta.error,
             timings=delta.timings,
+            at=delta.at,
         )
 
     def _logprobs(self, delta: Delta) -> Logprobs:

@@ -21,7 +21,7 @@ from headrace.engine.build import Blueprint, Loaded, load
 from headrace.engine.collect import Collector
 from headrace.engine.embedding import EmbeddingOutput, check_dimensions, embedded, embedding_params
 from headrace.engine.outputs import Chunk, RequestOutput
-from headrace.errors import EngineDeadError, HeadraceError, RequestError
+from headrace.errors import EngineDeadError, HeadraceError, RequestError, UnreadError
 from headrace.loading.progress import Progress
 from headrace.params import SamplingParams
 from headrace.scheduler.messages import Delta
@@ -490,6 +490,7 @@ class RequestStream(AsyncIterator[Chunk]):
     """Chunks of one running request; `output` is its answer so far, its prompt's logprobs included.
 
     Leaving it, so that nobody holds it any more, aborts the request. It belongs to the event loop that it began on.
+    Where more than `most_unread` tokens wait to be read (log-probabilities count one by one) it ends with UnreadError.
     """
 
     def __init__(self, request: int, collector: Collector, llm: AsyncLLM, grammar: Compiled | None) -> None:
@@ -498,8 +499,16 @@ class RequestStream(AsyncIterator[Chunk]):
         self._llm = llm
         self.loop = asyncio.get_running_loop()
         self._collector = collector
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
-        self.put = self._deltas.put_nowait
+        self._deltas = _Unread(request, weakref.WeakMethod(llm.forget))
+        self.put = self._deltas.put
+
+    @property
+    def most_unread(self) -> int | None:
+        return self._deltas.most
+
+    @most_unread.setter
+    def most_unread(self, most: int | None) -> None:
+        self._deltas.most = most
 
     @property
     def output(self) -> RequestOutput:
@@ -522,6 +531,10 @@ class RequestStream(AsyncIterator[Chunk]):
             if chunk := self._collector.add(delta):
                 return chunk
         self.abort()
+        if self._deltas.overrun:
+            raise UnreadError(
+                f"more than {self.most_unread} tokens waited to be read: the client must read as fast as they come"
+            )
         raise StopAsyncIteration
 
     async def drain(self) -> RequestOutput:
@@ -536,10 +549,48 @@ class RequestStream(AsyncIterator[Chunk]):
     def abort(self) -> None:
         """End it where it still runs; whoever iterates gets what came until then. Safe to call again."""
         self._llm.forget(self.id)
-        self._deltas.put_nowait(None)
+        self._deltas.end()
 
     def __del__(self) -> None:
         self._llm.forget(self.id)
+
+
+class _Unread:
+    """What a stream has not read yet, bounded where `most` is set: then it is dropped, and the request aborted. Does
+    not keep the stream alive."""
+
+    def __init__(self, request: int, forget: weakref.WeakMethod[Callable[[int], None]]) -> None:
+        self.most: int | None = None
+        self.overrun = False
+        self._request = request
+        self._forget = forget
+        self._queue: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._waits = 0
+
+    def put(self, delta: Delta) -> None:
+        self._waits += _weight(delta)
+        self._queue.put_nowait(delta)
+        if self.most is not None and self._waits > self.most:
+            self.overrun = True
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            if (forget := self._forget()) is not None:
+                forget(self._request)
+            self.end()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._queue.put_nowait(None)
+
+    async def get(self) -> Delta | None:
+        delta = await self._queue.get()
+        self._waits -= 0 if delta is None else _weight(delta)
+        return delta
+
+
+def _weight(delta: Delta) -> int:
+    """What it takes of memory, in tokens and log-probabilities; those of a prompt are kept anyway."""
+    return len(delta.tokens) + sum(1 + len(one.top) for one in delta.logprobs)
 
 
 def _weakly(method: Callable[[list[Delta]], None]) -> Callable[[list[Delta]], None]:

@@ -88,6 +88,15 @@ class Engine:
             self._executor.close()
         return thread
 
+    def failure(self) -> BaseException | None:
+        """Why the engine stopped; None while it lives. A thread that ended without a word is noticed here. From any
+        thread."""
+        with self._wake:
+            gone = self._thread is not None and not self._thread.is_alive() and not self._closing
+        if gone and self.error is None:
+            self._die(RuntimeError("its thread has ended"))
+        return self.error
+
     def stats(self) -> Stats:
         """From any thread."""
         with self._wake:

@@ -73,3 +73,5 @@ class Chunk:
     stop_reason: int | str | None = None
     error: str | None = None
     timings: Timings | None = None
+    at: float = 0.0
+    """time.monotonic() when the engine had it; 0 where no step brought it."""

@@ -73,3 +73,5 @@ class Delta:
     error: str | None = None
     timings: Timings | None = None
     """With `finish`; None where the request never came to its turn or the engine stopped."""
+    at: float = 0.0
+    """time.monotonic() of the step's end; 0 where no step brought it."""

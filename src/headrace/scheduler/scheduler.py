@@ -403,6 +403,7 @@ class Scheduler:
                 said.reason,
                 None,
                 None if said.finish is None else self._end(request, now),
+                now,
             )
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import sys
 import threading
 from collections import deque
 from http import HTTPStatus
@@ -18,14 +19,9 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headrace.serve.options import ServerOptions
 from headrace.serve.problems import Problem, unavailable
 from headrace.serve.written import as_json
-
-HEAD_BYTES = 2**16
-"""Largest head of a request, and most bytes between two pieces of its body; one read of the socket more may pass."""
-
-SILENCE_S = 60.0
-"""How long a client that has begun to connect or to send may be silent before the connection is closed."""
 
 AHEAD = 16
 """Requests that may wait behind the one that is answered while the socket is still read, and a leaving noticed."""
@@ -50,9 +46,11 @@ class _Buffer(threading.local):
 _buffer = _Buffer()
 
 
-def most_connections() -> int:
-    """Half of the descriptors that the process may have; the rest is for files and what was accepted meanwhile."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+def most_connections(asked: int | None) -> int:
+    """As many as the option says, and no more than half of the descriptors that the process may have; the rest is for
+    files and what was accepted meanwhile."""
+    half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+    return half if asked is None else min(asked, half)
 
 
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
@@ -61,10 +59,15 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     All connections read into one buffer. asyncio's own way is to allocate 256 KiB for each read and to give back what
     was not needed: where hundreds come and leave, what lives longer comes to lie in the gaps, until none is large
     enough any more, and resident memory grows though no more of it is in use.
+
+    Of the options, `head_bytes` bounds the head of a request, and what comes between two pieces of its body (one read
+    of the socket more may pass); `silence_s` how long a client that has begun to connect or to send may be silent;
+    `unread_s` how long one may take nothing of what waits for it.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, limits: ServerOptions, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._limits = limits
         self._answer = self.app
         self.app = self._answer_who_is_there
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -74,13 +77,16 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Whether it is for the client to send something; `_silence` then looks whether it does."""
         self._heard = 0.0
         self._silence: asyncio.TimerHandle | None = None
+        self._unread = 0
+        """Bytes that waited for the client when it was last looked whether it reads; none are added before it has."""
+        self._reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if (sock := transport.get_extra_info("socket")) is not None and sock.family != socket.AF_UNIX:
             # asyncio does it for sockets that say they are TCP; others, inherited ones, would hold small writes back
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > most_connections():
+        if len(self.connections) > most_connections(self._limits.connections):
             self._refuse(
                 unavailable("the server has as many connections as it can", "too_many_connections", retry=True)
             )
@@ -89,8 +95,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
+        for timer in (self._silence, self._reading):
+            if timer is not None:
+                timer.cancel()
         self._tell_all()
         super().connection_lost(exc)
 
@@ -105,8 +112,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._heard = self.loop.time()
         self._loose += len(data)
         super().data_received(data)
-        if self._loose > HEAD_BYTES and not self.transport.is_closing():
-            message = f"the head of the request is larger than the {HEAD_BYTES} bytes that this server takes"
+        if self._loose > self._limits.head_bytes and not self.transport.is_closing():
+            message = (
+                f"the head of the request is larger than the {self._limits.head_bytes} bytes that this server takes"
+            )
             self._refuse(Problem(431, message, code="request_too_large"))
 
     def on_message_begin(self) -> None:
@@ -131,6 +140,19 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._loose = 0
         self._sending = False
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread = sys.maxsize  # it has read
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unread = sys.maxsize  # something came after what was counted
+        self._watch_reading()
 
     async def _answer_who_is_there(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application. A failed write is told in the loop's next turn only; asyncio logs every one until then."""
@@ -159,15 +181,28 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.write("\r\n".join(lines).encode() + body)
         self.transport.close()
 
+    def _watch_reading(self) -> None:
+        """Where something waits for the client, look now and then whether it takes some of it."""
+        if self._reading is None and (waits := self.transport.get_write_buffer_size()):
+            self._unread = waits
+            self._reading = self.loop.call_later(self._limits.unread_s, self._look_whether_it_reads)
+
+    def _look_whether_it_reads(self) -> None:
+        self._reading = None
+        if self.transport.get_write_buffer_size() >= self._unread:
+            self.transport.abort()
+        else:
+            self._watch_reading()
+
     def _watch(self) -> None:
         if self._silence is None:
-            self._silence = self.loop.call_later(SILENCE_S, self._look)
+            self._silence = self.loop.call_later(self._limits.silence_s, self._look)
 
     def _look(self) -> None:
         self._silence = None
         if not self._sending or self.transport.is_closing():
             return
-        left = self._heard + SILENCE_S - self.loop.time()
+        left = self._heard + self._limits.silence_s - self.loop.time()
         if left <= 0:
             self.transport.close()
         else:

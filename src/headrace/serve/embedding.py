@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,6 +24,7 @@ from headrace.serve.prompts import prompts_of
 from headrace.serve.reading import read_object
 from headrace.serve.running import Asked, Run
 from headrace.serve.service import Service
+from headrace.serve.visits import visit_of
 from headrace.serve.written import as_json
 
 if TYPE_CHECKING:
@@ -85,22 +86,21 @@ REFUSED: Mapping[str, Refused] = {
 
 
 class Embeddings:
-    """The endpoint over one service. `tenant` says who asks."""
+    """The endpoint over one service."""
 
-    def __init__(self, service: Service, body_bytes: int, tenant: Callable[[Request], str]) -> None:
+    def __init__(self, service: Service, body_bytes: int) -> None:
         self._service = service
         self._body_bytes = body_bytes
-        self._tenant = tenant
 
     async def answer(self, request: Request) -> Response:
         llm = self._service.model()
         fields = sift(await read_object(request, self._body_bytes), EmbeddingBody.model_fields, REFUSED)
         body = validated(EmbeddingBody, fields)
         deadline = Deadline(body.timeout_s)
-        model = self._service.require(body.model, llm)
+        model = visit_of(request).model = self._service.require(body.model, llm)
         check_dimensions(body.dimensions, llm.model.width)
         asked = await unless_gone(request.receive, deadline.bound(_asked(llm, body)))
-        run = Run(llm, asked, self._tenant(request), deadline)
+        run = Run(llm, asked, visit_of(request), deadline)
         try:
             outputs = await unless_gone(request.receive, run.outputs())
         finally:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from headrace.serve.reading import read_object
 from headrace.serve.running import Asked, Echo, Run, answer, events
 from headrace.serve.service import Service
 from headrace.serve.talks import Talk
+from headrace.serve.visits import visit_of
 from headrace.serve.written import as_event, as_json
 
 if TYPE_CHECKING:
@@ -39,16 +38,15 @@ class Endpoints:
     def __init__(self, service: Service, body_bytes: int) -> None:
         self._service = service
         self._body_bytes = body_bytes
-        self._key = secrets.token_bytes(16)
 
     async def chat(self, request: Request) -> Response:
         llm = self._service.model()
         body = chat_body(await read_object(request, self._body_bytes))
         deadline = Deadline(body.timeout_s)
-        model = self._service.require(body.model, llm)
+        model = visit_of(request).model = self._service.require(body.model, llm)
         try:
             asked, _held = await unless_gone(request.receive, deadline.bound(_talk(llm, body)))
-            run = Run(llm, [asked], self.tenant(request), deadline)
+            run = Run(llm, [asked], visit_of(request), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
@@ -59,22 +57,16 @@ class Endpoints:
         llm = self._service.model()
         body = completion_body(await read_object(request, self._body_bytes))
         deadline = Deadline(body.timeout_s)
-        model = self._service.require(body.model, llm)
+        model = visit_of(request).model = self._service.require(body.model, llm)
         asked = await unless_gone(request.receive, deadline.bound(_asked(llm, body)))
         try:
             _held = await unless_gone(request.receive, deadline.bound(llm.prepare(asked[0].params)))
-            run = Run(llm, asked, self.tenant(request), deadline)
+            run = Run(llm, asked, visit_of(request), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
         writer = CompletionWriter(head, llm.tokenizer, logprobs=body.logprobs, usage_key=body.includes_usage())
         return await _respond(request, run, writer, stream=bool(body.stream), usage=body.includes_usage())
-
-    def tenant(self, request: Request) -> str:
-        """Who asks, by the API key; everybody without one is the same. A digest that says nothing elsewhere: keys are
-        neither kept nor shown."""
-        given = request.headers.get("authorization")
-        return hashlib.blake2b(given.encode(), digest_size=16, key=self._key).hexdigest() if given else ""
 
 
 async def _talk(llm: AsyncLLM, body: ChatBody) -> tuple[Asked, object]:
@@ -145,6 +137,7 @@ async def _with_echo(llm: AsyncLLM, one: Asked, prompt: str | Sequence[int], bod
 
 
 async def _respond(request: Request, run: Run, writer: Writer, *, stream: bool, usage: bool) -> Response:
+    visit_of(request).streamed = stream
     if stream:
         farewell = as_event(stopping().body())
         return EventStream(events(run, writer, usage=usage), farewell=farewell, ended=run.abort)

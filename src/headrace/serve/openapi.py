@@ -121,15 +121,25 @@ _SHARED: Mapping[str, Schema] = {
         {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _or_null(_list(_TEXT))}
     ),
     "Text": _object({"prompt": _TEXT}),
+    "TokenizerInfo": _object(
+        {
+            "model_max_length": _COUNT,
+            "add_bos_token": {"type": "boolean"},
+            "add_eos_token": {"type": "boolean"},
+            **{name: _or_null(_TEXT) for name in ("bos_token", "eos_token", "pad_token", "chat_template")},
+        }
+    ),
 }
 
+_METRICS: Schema = {"description": "docs/metrics.md", "content": {"text/plain": {"schema": _TEXT}}}
 _ERRORS: Mapping[str, str] = {
     "400": "the request cannot be served as it stands; `param` names the field",
+    "401": "the server was given API keys, and the request has none of them",
     "404": "no such model",
     "408": "it took longer than `timeout_s`",
     "413": "the body is too large",
     "415": "the body is not JSON, not UTF-8, or compressed",
-    "429": "the queue is full; `Retry-After` says when to come back",
+    "429": "the queue is full, or the API key is over a limit; `Retry-After` says when to come back",
     "500": "the request was accepted and could not be finished",
     "503": "the model is loading, the server is stopping, or the engine has stopped",
 }
@@ -174,8 +184,10 @@ def document(version: str) -> Schema:
         "/openapi.json": {
             "get": {"summary": "This document", "responses": {"200": _json("The document", {"type": "object"})}}
         },
-        "/v1/models": _get("The models that are served", "Models", "503"),
+        "/metrics": {"get": {"summary": "What Prometheus reads", "responses": {"200": _METRICS, **_failures("401")}}},
+        "/v1/models": _get("The models that are served", "Models", "401", "503"),
         "/v1/models/{name}": _one_model(),
+        "/tokenizer_info": _get("Names of special tokens, and the chat template", "TokenizerInfo", "401", "503"),
     }
     for post in _POSTS:
         schemas |= _body_schemas(post)
@@ -184,7 +196,8 @@ def document(version: str) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "Headrace", "version": version, "description": "OpenAI's API, and more: docs/api.md"},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],
     }
 
 
@@ -202,7 +215,7 @@ def _get(summary: str, answer: str, *statuses: str) -> Schema:
 
 def _one_model() -> Schema:
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    return {**_get("One model", "Model", "404", "503"), "parameters": [name]}
+    return {**_get("One model", "Model", "401", "404", "503"), "parameters": [name]}
 
 
 def _post(post: _Post) -> Schema:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.errors import EngineDeadError, OverloadedError, RequestError
+from headrace.errors import EngineDeadError, OverloadedError, RequestError, UnreadError
 from headrace.serve.gone import Stopped
 from headrace.serve.written import as_json
 
@@ -60,6 +59,18 @@ def overloaded(error: OverloadedError) -> Problem:
     return Problem(429, str(error), kind="rate_limit_error", code="queue_full", headers=headers)
 
 
+def over_limit(message: str, retry_s: int) -> Problem:
+    """429: an API key is over one of its limits, and when to come back."""
+    headers = {"Retry-After": str(retry_s)}
+    return Problem(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
+def unauthorized(message: str) -> Problem:
+    """401: no API key, or none that counts here."""
+    headers = {"WWW-Authenticate": "Bearer"}
+    return Problem(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+
+
 def failed(message: str) -> Problem:
     """500: an accepted request that could not be finished."""
     return Problem(500, message, kind="server_error", code="internal_error")
@@ -87,6 +98,8 @@ def problem_of(error: Exception) -> Problem:
             return overloaded(error)
         case EngineDeadError():
             return unavailable(f"the engine has stopped: {error}", "engine_dead", retry=False)
+        case UnreadError():
+            return Problem(408, str(error), code="read_too_slowly")
         case Stopped():
             return stopping()
         case HTTPException(status_code=404):
@@ -103,8 +116,3 @@ def problem_of(error: Exception) -> Problem:
 def _shortened(message: str) -> str:
     """Messages may quote what the client sent, however long."""
     return message if len(message) <= MESSAGE else message[:MESSAGE] + "..."
-
-
-async def answer_problem(request: Request, error: Exception) -> Response:
-    """Starlette's handler for every kind of error."""
-    return problem_of(error).response()

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.engine.outputs import Chunk, RequestOutput
@@ -19,6 +20,7 @@ from headrace.serve.choices import Entry, Part, Shown, joined
 from headrace.serve.deadline import Deadline
 from headrace.serve.problems import failed, problem_of, timed_out, unavailable
 from headrace.serve.splitting import Split
+from headrace.serve.visits import Visit
 from headrace.serve.written import DONE, as_event
 
 if TYPE_CHECKING:
@@ -55,10 +57,11 @@ class Asked:
 class Run:
     """All prompts of one HTTP request. Choices are numbered prompt by prompt, as OpenAI does."""
 
-    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked], tenant: str, deadline: Deadline) -> None:
-        """Judges every prompt, then starts all. RequestError, OverloadedError, EngineDeadError before anything runs.
-        What still runs at the deadline is ended."""
+    def __init__(self, llm: AsyncLLM, asked: Sequence[Asked], visit: Visit, deadline: Deadline) -> None:
+        """Judges every prompt, then starts all. RequestError, OverloadedError, EngineDeadError, and Problem 429 where
+        the API key has not so many tokens left, before anything runs. What still runs at the deadline is ended."""
         self._llm = llm
+        self.visit = visit
         self._asked = asked
         self._completion = self._cached = self._thought = 0
         self._streams: list[RequestStream] = []
@@ -67,9 +70,13 @@ class Run:
         judged = [llm.check(one.ids, one.params, param=one.name) for one in asked]
         reads = sum(llm.reads(one.ids, params) for one, params in zip(asked, judged, strict=True))
         llm.ensure_room(sum(params.n for params in judged), reads)
+        visit.charge(reads + sum(params.n * (params.max_tokens or 0) for params in judged))
         try:
             for one, params in zip(asked, judged, strict=True):
-                self._streams.append(llm.start(one.ids, params, tenant=tenant))
+                self._streams.append(stream := llm.start(one.ids, params, tenant=visit.tenant))
+                ids = stream.prompt_token_ids
+                text = partial(llm.tokenizer.decode, ids, skip_special=False)
+                visit.started(stream.output.request_id, len(ids), params.n, text)
         except BaseException:
             self.abort()
             raise
@@ -86,6 +93,11 @@ class Run:
         for stream in self._streams:
             stream.abort()
 
+    def bound_unread(self) -> None:
+        """A client reads it piece by piece: what it leaves unread is bounded from now on."""
+        for stream in self._streams:
+            stream.most_unread = self.visit.visits.unread_tokens
+
     def usage(self) -> Usage:
         """So far; a prompt counts once, without what overflow left out; the tokens of all choices are summed up."""
         prompt = sum(len(stream.prompt_token_ids) for stream in self._streams)
@@ -98,10 +110,12 @@ class Run:
         shown: dict[int, Shown] = {}
         async with aclosing(_merged(self._streams)) as chunks:
             async for prompt, chunk in chunks:
+                self.visit.heard(prompt * self._asked[prompt].params.n + chunk.index, chunk)
                 self._check(chunk)
                 self._completion += len(chunk.token_ids)
                 if chunk.timings is not None and chunk.index == 0:  # its siblings share the prompt with it anyway
                     self._cached += chunk.timings.cached
+                    self.visit.cached_tokens = self._cached
                 waiting[prompt].append(chunk)
                 if not self._prompt_is_known(prompt):
                     continue
@@ -119,7 +133,8 @@ class Run:
     async def outputs(self) -> list[RequestOutput]:
         """What came of each prompt, at its end. Problem where one cannot be finished."""
         async with aclosing(_merged(self._streams)) as chunks:
-            async for _, chunk in chunks:
+            async for prompt, chunk in chunks:
+                self.visit.heard(prompt * self._asked[prompt].params.n + chunk.index, chunk)
                 self._check(chunk)
         self._check_time()
         return [stream.output for stream in self._streams]
@@ -209,6 +224,7 @@ async def answer(run: Run, writer: Writer) -> dict[str, object]:
 
 async def events(run: Run, writer: Writer, *, usage: bool) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events; with `usage` one more before the end. A failure is the last event."""
+    run.bound_unread()
     try:
         async with aclosing(run.parts()) as every:
             async for part in every:
@@ -219,6 +235,7 @@ async def events(run: Run, writer: Writer, *, usage: bool) -> AsyncGenerator[byt
         yield DONE
     except Exception as error:
         problem = problem_of(error)
-        if problem is not error:
+        run.visit.refused(problem)
+        if problem.status == 500 and problem is not error:
             _log.error("a stream failed", exc_info=error)
         yield as_event(problem.body())

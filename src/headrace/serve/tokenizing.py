@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: texts to token ids and back, in vLLM's words. No engine is asked."""
+"""/tokenize, /detokenize and /tokenizer_info: texts to token ids and back, in vLLM's words. No engine is asked."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_k
 
 
 class Tokenizing:
-    """Both endpoints over one service."""
+    """The endpoints over one service."""
 
     def __init__(self, service: Service, body_bytes: int) -> None:
         self._service = service
@@ -110,6 +110,26 @@ class Tokenizing:
 
         answer = await unless_gone(request.receive, llm.in_pool(written, CHARS * len(body.tokens)))
         return Response(answer, media_type="application/json")
+
+
+    async def info(self, request: Request) -> Response:
+        """What evaluation harnesses ask first: names of special tokens, and the chat template; null for none."""
+        llm = self._service.model()
+        tokenizer = llm.tokenizer
+        facts = {
+            "model_max_length": llm.model.context,
+            "add_bos_token": tokenizer.add_bos,
+            "add_eos_token": tokenizer.add_eos,
+            "bos_token": _named(llm, tokenizer.bos),
+            "eos_token": _named(llm, min(tokenizer.eos, default=None)),
+            "pad_token": _named(llm, tokenizer.pad),
+            "chat_template": tokenizer.chat_template,
+        }
+        return Response(as_json(facts), media_type="application/json")
+
+
+def _named(llm: AsyncLLM, token: int | None) -> str | None:
+    return None if token is None else token_name(llm.tokenizer, token)
 
 
 def _tokenize_body(body: Mapping[str, Any]) -> TokenizeBody:

@@ -26,6 +26,7 @@ PACKAGES = ("litellm>=1.110", "langchain-openai>=1.7", "lm-eval[api]>=0.4.13")
 def served(model: str) -> Iterator[str]:
     """The address of `headrace serve MODEL`."""
     command = [sys.executable, "-m", "headrace", "serve", model, "--port", "0", "--context", "4096"]
+    command += ["--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

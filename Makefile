@@ -65,7 +65,7 @@ soak:             ## ten thousand short requests: is resident memory flat? (MODE
 	python bench/soak.py $(or $(MODEL),smollm2-135m)
 
 leaving:          ## clients that leave at every bad moment, over HTTP (MODEL=..., MINUTES=30): is everything given back?
-	python bench/leaving.py $(or $(MODEL),smollm2-135m) --minutes $(or $(MINUTES),30)
+	python -m bench.leaving $(or $(MODEL),smollm2-135m) --minutes $(or $(MINUTES),30)
 
 clients:          ## openai for Node, LiteLLM, LangChain and lm-eval-harness against a live server (MODEL=....gguf with tools); needs node
 	python tests/clients/run.py $(MODEL)

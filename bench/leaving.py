@@ -1,6 +1,6 @@
 """Clients that leave at every bad moment, over real HTTP: is everything given back, each time, and memory flat?
 
-    python bench/leaving.py MODEL [--minutes 30] [--clients 500] [--rows 16] [--blocks 256] [--budget 512]
+    python -m bench.leaving MODEL [--minutes 30] [--clients 500] [--rows 16] [--blocks 256] [--budget 512]
                             [--within 1] [--json OUT.json]
 
 Rounds of `clients` at once. Each is of a kind, drawn by lot: it drops while queued; in the middle of its prompt (a
@@ -22,28 +22,20 @@ import argparse
 import asyncio
 import contextlib
 import json
-import multiprocessing
-import os
 import random
-import resource
 import socket
 import statistics
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from headrace import AsyncLLM
-from headrace.hardware import resident
-from headrace.serve.app import configured, create_app
-from headrace.serve.options import ServerOptions
+from bench.serving import Facts, Server, files_up
+from headrace.config import Options
+from headrace.engine.build import plan_engine
+from headrace.loading.resolve import resolve
 
 CONTEXT = 2048
 LONG = 1500
@@ -62,84 +54,16 @@ ROUND_S = 10.0
 """All who are still there leave so late at most."""
 
 
-def serve(pipe: Connection, args: argparse.Namespace) -> None:
-    """The other process: sends its port, then `facts` whenever it gets True, until it gets False."""
-    llm = opened(args)
-    options = ServerOptions(grace_s=1)
-    uvicorns = uvicorn.Server(configured(create_app(lambda: llm, name="model", options=options), options))
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
-        thread = threading.Thread(target=uvicorns.run, args=([listening],))
-        thread.start()
-        while not uvicorns.started:
-            time.sleep(0.01)
-        pipe.send(listening.getsockname()[1])
-        while pipe.recv():
-            pipe.send(facts(llm))
-        uvicorns.should_exit = True
-        thread.join()
-
-
-def opened(args: argparse.Namespace) -> AsyncLLM:
-    """An engine with so small a pool that requests also preempt each other and the cache is full soon."""
-    files_up()
+def served(args: argparse.Namespace) -> Server:
+    """With so small a pool that requests also preempt each other and the cache is full soon."""
     options: dict[str, Any] = {"context": CONTEXT, "rows": args.rows, "budget": args.budget}
     options |= {"queue_requests": 10**6, "queue_tokens": 10**9}
-    probe = AsyncLLM(args.model, **options)
-    block_bytes = probe.model.plan.memory.pool.block_bytes
-    probe.close()
-    return AsyncLLM(args.model, pool_bytes=args.blocks * block_bytes, **options)
+    block = plan_engine(resolve(args.model), Options.of(**options)).memory.pool.block_bytes
+    return Server(args.model, "thread", {**options, "pool_bytes": args.blocks * block})
 
 
-def files_up() -> None:
-    """As many open files as the system lets this process have: the usual 1,024 are too few for the connections."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Of the server, now."""
-
-    running: int
-    waiting: int
-    blocks_used: int
-    steps: int
-    preemptions: int
-    memory: int
-    """Bytes resident."""
-    files: int
-    """Open ones, sockets among them."""
-
-    @property
-    def left(self) -> str:
-        return f"{self.running} / {self.waiting} / {self.blocks_used}"
-
-
-def facts(llm: AsyncLLM) -> Facts:
-    stats, now = llm.stats(), resident()
-    counts = (stats.running, stats.waiting, stats.blocks_used, stats.steps, stats.preemptions)
-    return Facts(*counts, memory=now.total if now is not None else 0, files=len(os.listdir("/proc/self/fd")))
-
-
-class Server:
-    """The process, as its clients have it."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=serve, args=(other, args), daemon=True)
-        self._process.start()
-        other.close()
-        self.port: int = self._pipe.recv()
-
-    def facts(self) -> Facts:
-        self._pipe.send(True)
-        found: Facts = self._pipe.recv()
-        return found
-
-    def close(self) -> None:
-        self._pipe.send(False)
-        self._process.join()
+def left(now: Facts) -> str:
+    return f"{now.stats.running} / {now.stats.waiting} / {now.stats.blocks_used}"
 
 
 class Client:
@@ -237,13 +161,13 @@ async def first(reader: asyncio.StreamReader) -> None:
 async def quiet(server: Server, within_s: float) -> tuple[float, list[str]]:
     """Seconds until nothing was left, and what is wrong."""
     begin = time.monotonic()
-    while (now := server.facts()).running or now.waiting or now.blocks_used:
+    while (now := server.facts()).stats.running or now.stats.waiting or now.stats.blocks_used:
         if time.monotonic() - begin > within_s:
-            return time.monotonic() - begin, [f"after {within_s:g} s still {now.left}"]
+            return time.monotonic() - begin, [f"after {within_s:g} s still {left(now)}"]
         await asyncio.sleep(0.005)
     passed = time.monotonic() - begin
     await asyncio.sleep(0.2)
-    more = server.facts().steps - now.steps
+    more = server.facts().stats.steps - now.stats.steps
     return passed, [f"{more} more steps for nobody"] if more else []
 
 
@@ -266,9 +190,11 @@ async def one_round(server: Server, number: int, args: argparse.Namespace) -> di
         wrong.append(f"nobody is answered afterwards: {error}")
     return {
         "round": number,
-        "before": before.left,
+        "before": left(before),
         "gone_s": round(gone_s, 3),
-        **asdict(server.facts()),
+        "memory": (after := server.facts()).memory,
+        "files": after.files,
+        "preemptions": after.stats.preemptions,
         "saw": dict(Counter(one for one in saw if isinstance(one, str))),
         "wrong": wrong,
     }
@@ -296,7 +222,7 @@ def main() -> None:
     files_up()
     print("| round | running / waiting / blocks before | gone after, s | MB | files | who left when | wrong |")
     print("|--:|--:|--:|--:|--:|---|---|", flush=True)
-    server = Server(args)
+    server = served(args)
     try:
         found = asyncio.run(rounds(server, args))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import resource
 import socket
 import threading
@@ -33,6 +34,8 @@ class Facts:
     """Bytes resident, of the server's process."""
     cpu_s: float
     """Of the server's process so far."""
+    files: int
+    """Open ones, sockets among them."""
     lags: list[float]
     """Seconds, since the last time they were asked for."""
 
@@ -78,7 +81,8 @@ def _serve(pipe: Connection, model: str, engine: str, options: dict[str, Any]) -
         while pipe.recv():
             now, found = resident(), list(lags)
             del lags[: len(found)]
-            pipe.send(Facts(llm.stats(), now.total if now else 0, time.process_time(), found))
+            files = len(os.listdir("/proc/self/fd"))
+            pipe.send(Facts(llm.stats(), now.total if now else 0, time.process_time(), files, found))
         server.should_exit = True
         thread.join()
     llm.close()
@@ -90,7 +94,7 @@ class Server:
     def __init__(self, model: str, engine: str, options: dict[str, Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, model, engine, options))
+        self._process = context.Process(target=_serve, args=(other, model, engine, options), daemon=engine == "thread")
         self._process.start()
         other.close()
         self.port: int = self._pipe.recv()

@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving clients over-http streams peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving clients constrained over-http streams peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -69,6 +69,9 @@ leaving:          ## clients that leave at every bad moment, over HTTP (MODEL=..
 
 clients:          ## openai for Node, LiteLLM, LangChain and lm-eval-harness against a live server (MODEL=....gguf with tools); needs node
 	python tests/clients/run.py $(MODEL)
+
+constrained:      ## what a grammar costs beside the same work without (MODELS="a.gguf ..."), minutes
+	python bench/constrained.py $(or $(MODELS),smollm2-135m)
 
 over-http:        ## what HTTP costs beside the Python API, the engine in a thread or a process (MODEL=...), minutes
 	python -m bench.over_http $(or $(MODEL),smollm2-135m)

@@ -1,8 +1,7 @@
 """The engine in a process of its own, to be compared with the thread that the server has: `Apart` is an `AsyncLLM`.
 
 Messages go there and deltas come back pickled through a pipe, a list of deltas for each step, as they are posted and
-delivered inside one process. It is for measuring (`over_http.py`, `streams.py`); what was measured, and why the engine
-is a thread, is in docs/decisions/0014-engine-thread.md.
+delivered inside one process. It is for measuring (`over_http.py`, `streams.py`) what that would cost and bring.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from headrace.constrain.compiler import Compiler
 from headrace.engine import build, llm
 from headrace.engine.gate import Gate
 from headrace.engine.loop import Engine
+from headrace.errors import EngineDeadError
 from headrace.loading.resolve import resolve
 from headrace.scheduler.messages import Delta, Message
 from headrace.scheduler.scheduler import Stats
@@ -35,7 +35,6 @@ class Far:
         self._process = context.Process(target=_serve, args=(other, model, options), daemon=True)
         self._process.start()
         other.close()
-        self.error: BaseException | None = None
         self._stats: Stats = self._pipe.recv()
         self._deliver = deliver
         self._lock = threading.Lock()
@@ -44,6 +43,9 @@ class Far:
     def post(self, message: Message) -> None:
         with self._lock:
             self._pipe.send(message)
+
+    def failure(self) -> BaseException | None:
+        return None if self._process.is_alive() else EngineDeadError("its process has ended")
 
     def stats(self) -> Stats:
         """As of the last step that told anything."""

@@ -5,7 +5,8 @@
 
 `requests` prompts of random token ids, answers of `answer` tokens, `streams` at a time (as many rows has the engine).
 The load comes from raw sockets in a process of its own, whose processor time is told: on two cores it takes from the
-server. The ways take turns; medians of the repeats, Markdown on standard output.
+server. The server's own, of the way `process`, lacks the engine's. The ways take turns; medians of the repeats,
+Markdown on standard output.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ class SamplingParams:
     seed: int | None = None
     """A signed 64-bit number; without one, one is drawn at admission and reported in the output."""
     max_tokens: int | None = None
-    """Most tokens of the answer, at least 1 (0 with prompt_logprobs alone); None: as many as the context holds."""
+    """Most tokens of the answer, at least 1 (0 with prompt_logprobs or pooling alone); None: as many as the context
+    holds."""
     min_tokens: int = 0
     """Before this many tokens neither end-of-sequence nor `stop_token_ids` is chosen, and no stop string ends it."""
     stop: Sequence[str] = ()
@@ -180,7 +181,7 @@ class SamplingParams:
         self._judge_truncation()
         self._judge_pooling()
         if self.max_tokens == 0 and self.prompt_logprobs is None and self.pooling is None:
-            raise RequestError("max_tokens must be at least 1 (0 only with prompt_logprobs)", "max_tokens")
+            raise RequestError("max_tokens must be at least 1 (0 only with prompt_logprobs or pooling)", "max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}", "min_tokens"
@@ -215,6 +216,11 @@ class SamplingParams:
     def bounded(self) -> bool:
         """Must the prompt fit into the context?"""
         return self.overflow == "error" and self.truncate_prompt_tokens is None
+
+    @property
+    def sums_states(self) -> bool:
+        """Is the answer a sum of all hidden states, so that every token of the prompt must be computed?"""
+        return self.pooling == "mean"
 
     @property
     def windowed(self) -> bool:

@@ -1,5 +1,5 @@
 """Bodies without end against a live server with a real engine: no 5xx, no hang, and a plain request is answered as at
-the beginning after every thousand. `make fuzz-http` says how to run it; needs the test requirements.
+the beginning after every thousand. `make fuzz-http` runs it; schemathesis needs `.[fuzz]`.
 """
 
 from __future__ import annotations

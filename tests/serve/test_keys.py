@@ -18,7 +18,8 @@ import pytest
 
 from headrace.errors import OptionError
 from headrace.serve import keys as keys_module
-from headrace.serve.keys import Key, KeyFileError, Keys, digest_of, parsed
+from headrace.serve.key_file import Key, KeyFileError, digest_of, parsed
+from headrace.serve.keys import Keys
 from headrace.serve.limits import Bucket, Exceeded, KeyLimits
 from headrace.serve.options import ServerOptions
 from tests.serve.fake_llm import FakeLLM, Script

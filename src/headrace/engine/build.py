@@ -266,7 +266,7 @@ class Loaded:
         return None if params.grammar is None else self._grammars.compiled(params.grammar)
 
     def cut(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """What is computed of a prompt, by the `overflow` of admitted parameters."""
+        """What is computed of a prompt, by admitted parameters."""
         return list(cut(prompt, params, self.plan.limits))
 
     def reads(self, prompt: Sequence[int], params: SamplingParams) -> int:

@@ -368,7 +368,7 @@ class AsyncLLM:
         return self.model.admit(prompt, params or SamplingParams(), param=param)
 
     def reads(self, prompt: Sequence[int], judged: SamplingParams) -> int:
-        """How many tokens of a prompt are computed: all, but where `overflow` leaves some out."""
+        """How many tokens of a prompt are computed: all, but for what a request has left out."""
         return self.model.reads(prompt, judged)
 
     def kept(self, prompt: Sequence[int], params: SamplingParams, *, param: str = "prompt") -> list[int]:

@@ -41,8 +41,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this one are greedy."""
 _NUMBERS_AHEAD = 64
 _Number = TypeVar("_Number", int, float)
-Mask = npt.NDArray[np.uint32]
-"""One line of `execute.plan.Mask`."""
+MaskLine = npt.NDArray[np.uint32]
+"""A line of an `execute.plan.Mask`: bit t % 32 of word t / 32 allows token t."""
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 NOTHING_LEFT = "no token may be chosen: min_tokens or the grammar excludes every token that the model allows"
@@ -177,7 +177,7 @@ class SamplingState:
         """Do steps 2 to 4 change anything at this token of the answer, without a mask?"""
         return bool(index < self.min_tokens or self.penalties or self._bias_ids.size)
 
-    def touch(self, line: Floats, ahead: int, allowed: Mask | None = None) -> None:
+    def touch(self, line: Floats, ahead: int, allowed: MaskLine | None = None) -> None:
         """Steps 2 to 4, in place, on float32 [vocab], for the position after `ahead` drafts."""
         line[self._bias_ids] += self._bias_values
         if allowed is not None:
@@ -208,7 +208,7 @@ class Draw(NamedTuple):
 
     state: SamplingState
     ahead: int = 0
-    allowed: Mask | None = None
+    allowed: MaskLine | None = None
     """The line's mask; None: any token."""
 
     @property

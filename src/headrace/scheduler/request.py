@@ -152,7 +152,7 @@ class Request:
     @property
     def computes_all(self) -> bool:
         """Must it compute what is cached: for log-probabilities, or to sum up hidden states?"""
-        return self.unreported > 0 or self.params.pooling == "mean"
+        return self.unreported > 0 or self.params.sums_states
 
     def pools(self, end: int) -> bool:
         """Is its vector complete with a row that ends at position `end`?"""

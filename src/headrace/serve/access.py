@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.serve.keys import Keys
 from headrace.serve.limits import Exceeded, KeyLimits
 from headrace.serve.problems import Problem, over_limit, unauthorized
-from headrace.serve.visits import Visit, visit_in
+from headrace.serve.visits import Visit, visit_of
 
 OPEN = ("/health", "/live")
 """Paths that never need a key: who probes them has none."""
@@ -32,7 +32,7 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            visit = visit_in(scope)
+            visit = visit_of(scope)
             try:
                 self._judge(scope, visit)
             except Problem as problem:

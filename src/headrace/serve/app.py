@@ -53,8 +53,9 @@ def create_app(
     options: ServerOptions | None = None,
 ) -> Application:
     """The application. `load` makes the model and is called in a thread when the application starts; until it returns
-    /health and all of /v1 answer 503. `name` is what the model is called, by default what it calls itself. Of the
-    options those of sockets, logs and the process's end are for whoever runs it. Installs no signal handlers.
+    whatever needs the model, /health too, answers 503. `name` is what the model is called, by default what it
+    calls itself. Of the options those of sockets, logs and the process's end are for whoever runs it. Installs no
+    signal handlers.
     """
     options = options or ServerOptions()
     return application(Service(load, name=name, restarts=options.restarts), options)
@@ -233,7 +234,8 @@ class _Server(uvicorn.Server):
         await super().main_loop()
         self._service.drain()
         until = time.monotonic() + self._grace_s
-        _log_draining(self._visits.under_way, self._grace_s)
+        left = {"running": self._visits.under_way, "grace_s": self._grace_s}
+        event(_log, logging.INFO, "draining", left)
         while self._visits.under_way and not self.force_exit and time.monotonic() < until:
             await asyncio.sleep(0.02)
 
@@ -266,7 +268,3 @@ class _Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
-
-
-def _log_draining(running: int, grace_s: float) -> None:
-    event(_log, logging.INFO, "draining", {"running": running, "grace_s": grace_s})

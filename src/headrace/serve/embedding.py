@@ -97,10 +97,10 @@ class Embeddings:
         fields = sift(await read_object(request, self._body_bytes), EmbeddingBody.model_fields, REFUSED)
         body = validated(EmbeddingBody, fields)
         deadline = Deadline(body.timeout_s)
-        model = visit_of(request).model = self._service.require(body.model, llm)
+        model = visit_of(request.scope).model = self._service.require(body.model, llm)
         check_dimensions(body.dimensions, llm.model.width)
         asked = await unless_gone(request.receive, deadline.bound(_asked(llm, body)))
-        run = Run(llm, asked, visit_of(request), deadline)
+        run = Run(llm, asked, visit_of(request.scope), deadline)
         try:
             outputs = await unless_gone(request.receive, run.outputs())
         finally:

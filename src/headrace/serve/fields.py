@@ -35,7 +35,7 @@ IGNORED: Mapping[str, str] = {
     "prompt_cache_retention": "a hint for the speed only",
     "prediction": "a hint for the speed only",
 }
-"""Accepted with any value and without effect, in both endpoints: field to the reason why that is harmless."""
+"""Accepted with any value and without effect, in every body: field to the reason why that is harmless."""
 
 _BOTH: Mapping[str, Refused] = {
     "guided_json": Refused("use structured_outputs.json"),

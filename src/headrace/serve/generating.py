@@ -14,6 +14,7 @@ from headrace.errors import RequestError
 from headrace.params import SamplingParams
 from headrace.serve.answers import ChatWriter, CompletionWriter, Head, Writer
 from headrace.serve.bodies import COMPLETION_TOKENS, ChatBody, CompletionBody, chat_body, completion_body, renamed
+from headrace.serve.chat import Chat
 from headrace.serve.deadline import Deadline
 from headrace.serve.gone import EventStream, unless_gone
 from headrace.serve.problems import stopping
@@ -21,14 +22,13 @@ from headrace.serve.prompts import prompt_pieces, prompts_of
 from headrace.serve.reading import read_object
 from headrace.serve.running import Asked, Echo, Run, answer, events
 from headrace.serve.service import Service
-from headrace.serve.talks import Talk
 from headrace.serve.visits import visit_of
 from headrace.serve.written import as_event, as_json
 
 if TYPE_CHECKING:
     from headrace.engine.llm import AsyncLLM
 
-MAX_CHOICES = 2048
+MAX_ALL_CHOICES = 2048
 """Most choices of one request, prompts times n."""
 
 
@@ -43,10 +43,10 @@ class Endpoints:
         llm = self._service.model()
         body = chat_body(await read_object(request, self._body_bytes))
         deadline = Deadline(body.timeout_s)
-        model = visit_of(request).model = self._service.require(body.model, llm)
+        model = visit_of(request.scope).model = self._service.require(body.model, llm)
         try:
-            asked, _held = await unless_gone(request.receive, deadline.bound(_talk(llm, body)))
-            run = Run(llm, [asked], visit_of(request), deadline)
+            asked, _held = await unless_gone(request.receive, deadline.bound(_chat(llm, body)))
+            run = Run(llm, [asked], visit_of(request.scope), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
@@ -57,11 +57,11 @@ class Endpoints:
         llm = self._service.model()
         body = completion_body(await read_object(request, self._body_bytes))
         deadline = Deadline(body.timeout_s)
-        model = visit_of(request).model = self._service.require(body.model, llm)
+        model = visit_of(request.scope).model = self._service.require(body.model, llm)
         asked = await unless_gone(request.receive, deadline.bound(_asked(llm, body)))
         try:
             _held = await unless_gone(request.receive, deadline.bound(llm.prepare(asked[0].params)))
-            run = Run(llm, asked, visit_of(request), deadline)
+            run = Run(llm, asked, visit_of(request.scope), deadline)
         except RequestError as error:
             raise renamed(error, body.names()) from None
         head = Head(model, self._service.fingerprint(llm))
@@ -69,14 +69,14 @@ class Endpoints:
         return await _respond(request, run, writer, stream=bool(body.stream), usage=body.includes_usage())
 
 
-async def _talk(llm: AsyncLLM, body: ChatBody) -> tuple[Asked, object]:
+async def _chat(llm: AsyncLLM, body: ChatBody) -> tuple[Asked, object]:
     """The chat of a body, rendered, and what must be held until it runs."""
-    talk = await asyncio.to_thread(Talk, body, llm.tokenizer)  # schemas and old calls may be long
-    asked = talk.asked(await llm.render_chat(talk.messages, talk.params, **talk.template()))
+    chat = await asyncio.to_thread(Chat, body, llm.tokenizer)  # schemas and old calls may be long
+    asked = chat.asked(await llm.render_chat(chat.messages, chat.params, **chat.template()))
     try:
         return asked, await llm.prepare(asked.params)
     except RequestError:
-        for at, schema in talk.schemas():
+        for at, schema in chat.schemas():
             await _judge(llm, replace(asked.params, grammar=schema), at)
         raise
 
@@ -94,9 +94,9 @@ async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
     """The prompts of a body as token ids, with their parameters and, where asked for, their texts."""
     prompts = prompts_of(body.prompt)
     first = body.params(room=COMPLETION_TOKENS)  # judged before any tokenizing
-    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+    if len(prompts) * (body.n or 1) > MAX_ALL_CHOICES:
         raise RequestError(
-            f"{len(prompts)} prompts times n {body.n or 1} are more than the {MAX_CHOICES} choices of one request",
+            f"{len(prompts)} prompts times n {body.n or 1} are more than the {MAX_ALL_CHOICES} choices of one request",
             "n" if len(prompts) == 1 else "prompt",
         )
     special = not body.suffix if body.parse_special is None else body.parse_special
@@ -137,7 +137,7 @@ async def _with_echo(llm: AsyncLLM, one: Asked, prompt: str | Sequence[int], bod
 
 
 async def _respond(request: Request, run: Run, writer: Writer, *, stream: bool, usage: bool) -> Response:
-    visit_of(request).streamed = stream
+    visit_of(request.scope).streamed = stream
     if stream:
         farewell = as_event(stopping().body())
         return EventStream(events(run, writer, usage=usage), farewell=farewell, ended=run.abort)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from headrace.serve.keys import Key
+from headrace.serve.key_file import Key
 
 
 class Bucket:

@@ -11,7 +11,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -32,8 +32,15 @@ def event(log: logging.Logger, level: int, name: str, fields: Mapping[str, Any])
         log.log(level, "%s", name, extra={"event": name, "fields": fields})
 
 
+Fields = Mapping[str, Any]
+
+
 class _Line(logging.Formatter):
-    """What both forms share: time, level, event, fields."""
+    """What a record tells, time, level, event and fields, as `write` writes it."""
+
+    def __init__(self, write: Callable[[str, str, str, Fields], str]) -> None:
+        super().__init__()
+        self._write = write
 
     def format(self, record: logging.LogRecord) -> str:
         told = vars(record)
@@ -45,31 +52,24 @@ class _Line(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return self.line(at, record.levelname.lower(), told.get("event", "message"), fields)
-
-    def line(self, at: str, level: str, name: str, fields: Mapping[str, Any]) -> str:
-        raise NotImplementedError
+        return self._write(at, record.levelname.lower(), told.get("event", "message"), fields)
 
 
-class JsonLine(_Line):
+def _json_line(at: str, level: str, name: str, fields: Fields) -> str:
     """One JSON object a line; null and empty fields are left out."""
-
-    def line(self, at: str, level: str, name: str, fields: Mapping[str, Any]) -> str:
-        told = {k: v for k, v in fields.items() if v is not None and v != []}
-        return json.dumps({"time": at, "level": level, "event": name, **told}, ensure_ascii=False, default=str)
+    told = {k: v for k, v in fields.items() if v is not None and v != []}
+    return json.dumps({"time": at, "level": level, "event": name, **told}, ensure_ascii=False, default=str)
 
 
-class TextLine(_Line):
+def _text_line(at: str, level: str, name: str, fields: Fields) -> str:
     """time level event name=value ..., values with spaces or control characters as JSON; a message as it is."""
-
-    def line(self, at: str, level: str, name: str, fields: Mapping[str, Any]) -> str:
-        words = [at, level]
-        if "message" in fields:
-            words.append(_plain(str(fields["message"])))
-        else:
-            words += [name, *(f"{k}={_value(v)}" for k, v in fields.items() if v is not None and v != [])]
-        line = " ".join(words)
-        return f"{line}\n{fields['exception']}" if "message" in fields and "exception" in fields else line
+    words = [at, level]
+    if "message" in fields:
+        words.append(_plain(str(fields["message"])))
+    else:
+        words += [name, *(f"{k}={_value(v)}" for k, v in fields.items() if v is not None and v != [])]
+    line = " ".join(words)
+    return f"{line}\n{fields['exception']}" if "message" in fields and "exception" in fields else line
 
 
 def _plain(text: str) -> str:
@@ -117,8 +117,7 @@ class _Writer(logging.Handler):
             self._write(record)
             if self._lost:
                 lost, self._lost = self._lost, 0
-                fields = {"lost": lost}
-                extra = {"event": "lines_lost", "fields": fields}
+                extra = {"event": "lines_lost", "fields": {"lost": lost}}
                 self._write(logging.makeLogRecord({"levelname": "WARNING", "name": __name__, **extra}))
             del record  # it may hold an exception, and with that an engine that died
 
@@ -133,7 +132,7 @@ class _Writer(logging.Handler):
 @contextmanager
 def logging_to(options: ServerOptions, stream: TextIO | None = None) -> Iterator[None]:
     """While it runs, what Headrace and uvicorn log goes to `stream` (standard error), as the options say."""
-    writer = _Writer(stream or sys.stderr, JsonLine() if options.log_format == "json" else TextLine())
+    writer = _Writer(stream or sys.stderr, _Line(_json_line if options.log_format == "json" else _text_line))
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(log.level, log.propagate) for log in loggers]
     for log in loggers:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from headrace.errors import RequestError
-from headrace.serve.reading import QUOTED, quoted
+from headrace.serve.reading import QUOTED, check_keys, quoted
 from headrace.tokenize.messages import plain
 
 ROLES: Mapping[str, str] = {
@@ -119,15 +119,11 @@ def _calls(calls: Any, at: str) -> list[dict[str, Any]]:
 def _call(call: Any, at: str) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type") not in (None, "function"):
         raise RequestError(f"{at} must be an object of type function with a function", at)
-    for key in call:
-        if key not in ("id", "type", "function", "index"):
-            raise RequestError(f"{at} has the unknown key {quoted(key)}", f"{at}.{key[:QUOTED]}")
+    check_keys(call, at, "id", "type", "function", "index")
     function, inside = call.get("function"), f"{at}.function"
     if not isinstance(function, dict):
         raise RequestError(f"{inside} must be an object with name and arguments, not {quoted(function)}", inside)
-    for key in function:
-        if key not in ("name", "arguments"):
-            raise RequestError(f"{inside} has the unknown key {quoted(key)}", f"{inside}.{key[:QUOTED]}")
+    check_keys(function, inside, "name", "arguments")
     if not _string(function.get("name"), f"{inside}.name"):
         raise RequestError(f"{inside}.name must not be empty", f"{inside}.name")
     arguments = _arguments(function.get("arguments"), f"{inside}.arguments")
@@ -170,13 +166,8 @@ def _content(content: Any, at: str) -> str | list[Any]:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind in PARTS:
             raise RequestError(f"{at}[{i}] of type {kind} is refused: {PARTS[kind]}", f"{at}[{i}].type")
-        unknown = (
-            sorted(part.keys() - {"type", "text"}) if isinstance(part, dict) and part.get("type") == "text" else []
-        )
-        if unknown:
-            raise RequestError(
-                f"{at}[{i}] has the unknown key {quoted(unknown[0])}", f"{at}[{i}].{unknown[0][:QUOTED]}"
-            )
+        if kind == "text":
+            check_keys(part, f"{at}[{i}]", "type", "text")
     return content
 
 

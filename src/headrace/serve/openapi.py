@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from headrace.params import LOGPROBS_MODES, MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS, OVERFLOWS
 from headrace.serve.bodies import ChatBody, CompletionBody
+from headrace.serve.deadline import MOST_S
 from headrace.serve.embedding import MAX_INPUTS, EmbeddingBody
 from headrace.serve.embedding import REFUSED as EMBEDDINGS
 from headrace.serve.fields import CHAT, COMPLETIONS, IGNORED, Refused
@@ -64,7 +65,7 @@ _FIELDS: Mapping[str, Schema] = {
     "logprobs_mode": _or_null({"enum": list(LOGPROBS_MODES)}),
     "overflow": _or_null({"enum": list(OVERFLOWS)}),
     "priority": _or_null({"type": "integer", "minimum": -100, "maximum": 100}),
-    "timeout_s": _or_null({"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}),
+    "timeout_s": _or_null({"type": "number", "exclusiveMinimum": 0, "maximum": MOST_S}),
     "dimensions": _or_null({"type": "integer", "minimum": 1}),
     "prompt": _PROMPTS,
     "input": {

@@ -29,7 +29,7 @@ class ServerOptions:
         repr=False,
         metadata={
             "help": "a key that clients must send; anybody on this machine can read it in the list of processes: "
-            "api_key_file is better"
+            "a file of keys is better"
         },
     )
     api_key_file: str | None = option(

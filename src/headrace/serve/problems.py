@@ -103,7 +103,7 @@ def problem_of(error: Exception) -> Problem:
         case Stopped():
             return stopping()
         case HTTPException(status_code=404):
-            return Problem(404, "no such path; see /v1/models, /v1/chat/completions, /v1/completions", code="not_found")
+            return Problem(404, "no such path; /openapi.json has them all", code="not_found")
         case HTTPException(status_code=405):
             allow = (error.headers or {}).get("Allow", "")
             message = f"this path takes {allow}" if allow else "this path does not take that method"

@@ -6,17 +6,17 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from headrace.errors import RequestError
 from headrace.serve.gone import Stopped
 from headrace.serve.problems import Problem
 
-BODY_BYTES = 16 * 2**20
-"""Largest body."""
-DRAIN_BYTES = 4 * BODY_BYTES
+DRAIN_BYTES = 2**26
 """How much of a body that is too large is read and dropped, so that the client finishes sending and sees the 413."""
 DRAIN_S = 5.0
 """For how long."""
@@ -30,9 +30,9 @@ QUOTED = 128
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_object(request: Request, limit: int = BODY_BYTES) -> dict[str, Any]:
-    """The request's body as an object. Problem 400, 413 or 415 says what is wrong with it; Stopped where the server
-    stops before it is all there."""
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The request's body, of at most `limit` bytes, as an object. Problem 400, 413 or 415 says what is wrong with it;
+    Stopped where the server stops before it is all there."""
     _check_type(request.headers)
     try:
         raw = await _read(request, limit)
@@ -151,6 +151,15 @@ def quoted(value: Any) -> str:
         case int() if abs(value) >= 10**QUOTED:
             return "that large a number"
     return repr(value)
+
+
+def check_keys(value: Mapping[str, Any], at: str, *keys: str) -> None:
+    """RequestError names the first key of a client's object that is none of these."""
+    for key in value:
+        if key not in keys:
+            raise RequestError(
+                f"{at} has the unknown key {quoted(key)}; it takes {', '.join(keys)}", f"{at}.{key[:QUOTED]}"
+            )
 
 
 def _check_text(value: Any) -> None:

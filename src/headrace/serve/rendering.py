@@ -55,8 +55,9 @@ def fitted_messages(
     return fitted(messages, form, tools), form
 
 
-def variables(body: Conversation) -> dict[str, Any]:
-    """What the template is given besides messages and tools. RequestError names the field at fault."""
+def variables(body: Conversation, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """What the template is given besides messages; `tools` are those that it shows itself. RequestError names the
+    field at fault."""
     continues = bool(body.continue_final_message)
     own = body.chat_template_kwargs or {}
     if taken := sorted(RESERVED & own.keys()):
@@ -65,6 +66,7 @@ def variables(body: Conversation) -> dict[str, Any]:
         "add_generation_prompt": not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": continues,
         "parse_special_in_content": bool(body.parse_special),
+        **({"tools": list(tools)} if tools else {}),
         **own,
     }
 

@@ -140,7 +140,7 @@ def _guarded(app: Starlette, numbers: Metrics, options: ServerOptions) -> Applic
 async def answer_problem(request: Request, error: Exception) -> Response:
     """Starlette's handler for every kind of error."""
     problem = problem_of(error)
-    visit_of(request).refused(problem)
+    visit_of(request.scope).refused(problem)
     return problem.response()
 
 

@@ -111,7 +111,6 @@ class Tokenizing:
         answer = await unless_gone(request.receive, llm.in_pool(written, CHARS * len(body.tokens)))
         return Response(answer, media_type="application/json")
 
-
     async def info(self, request: Request) -> Response:
         """What evaluation harnesses ask first: names of special tokens, and the chat template; null for none."""
         llm = self._service.model()

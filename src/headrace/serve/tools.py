@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import RequestError
 from headrace.params import Grammar
-from headrace.serve.reading import QUOTED, quoted
+from headrace.serve.reading import QUOTED, check_keys, quoted
 from headrace.serve.structured import Form as Content
 from headrace.tokenize.messages import plain
 from headrace.tokenize.tools.form import Form, Spelling, Tool, Wanted
@@ -20,7 +20,7 @@ MAX_TOOLS = 128
 CHOICES = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
-_KEYS = frozenset({"name", "description", "parameters", "strict", "return", "response"})
+_KEYS = ("name", "description", "parameters", "strict", "return", "response")
 """Of a function; the last two are what some templates show of its result."""
 
 
@@ -134,15 +134,9 @@ def _function(entry: Any, at: str) -> Mapping[str, Any]:
     function = entry.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{at}.function must be an object with a name, not {quoted(function)}", f"{at}.function")
-    _only(entry, {"type", "function"}, at)
-    _only(function, _KEYS, f"{at}.function")
+    check_keys(entry, at, "type", "function")
+    check_keys(function, f"{at}.function", *_KEYS)
     return function
-
-
-def _only(value: Mapping[str, Any], keys: frozenset[str] | set[str], at: str) -> None:
-    for key in value:
-        if key not in keys:
-            raise RequestError(f"{at} has the unknown key {quoted(key)}", f"{at}.{key[:QUOTED]}")
 
 
 def _tool(function: Mapping[str, Any], at: str) -> Tool:

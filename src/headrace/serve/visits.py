@@ -11,11 +11,10 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from headrace.engine.outputs import Chunk
-from headrace.serve.keys import Key
+from headrace.serve.key_file import Key
 from headrace.serve.limits import Exceeded, KeyLimits
 from headrace.serve.logs import event
 from headrace.serve.metrics import Metrics
@@ -140,8 +139,8 @@ class Visit:
 
 
 class Visits:
-    """Those under way. `texts`: prompts and answers are logged. `unread_tokens` may wait for a
-    client. `paths` are those that metrics tell apart; whatever else a client asks for is `other`."""
+    """Those under way. `texts`: prompts and answers are logged. `unread_tokens` may wait for a client. `paths` are
+    those that metrics tell apart; whatever else a client asks for is `other`."""
 
     def __init__(
         self, metrics: Metrics, limits: KeyLimits, *, texts: bool, unread_tokens: int, paths: Set[str]
@@ -218,14 +217,8 @@ class Visits:
         return fields
 
 
-def visit_of(request: HTTPConnection) -> Visit:
-    """The visit that this request is."""
-    visit: Visit = request.scope[_PLACE]
-    return visit
-
-
-def visit_in(scope: Scope) -> Visit:
-    """The visit of an ASGI scope."""
+def visit_of(scope: Scope) -> Visit:
+    """The visit that the request of this ASGI scope is."""
     visit: Visit = scope[_PLACE]
     return visit
 

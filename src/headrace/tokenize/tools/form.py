@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,8 +82,8 @@ class Form:
     single: bool = False
     """The template takes back one call a turn, and so answers that are held to a grammar have one."""
     new_id: Callable[[], str] = call_id
-    good_id: re.Pattern[str] | None = None
-    """What ids the template takes; None: any."""
+    fit_id: Callable[[str], str] | None = None
+    """Makes of any id one that the template takes, the same of the same; None: it takes any."""
     described: Described | None = None
     """Where the template knows no tools: how messages say what it cannot."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.tokenize.tools import lark
 from headrace.tokenize.tools.calls import Calls
-from headrace.tokenize.tools.form import Described, Form, Spelling, Tool, Wanted, quoted
+from headrace.tokenize.tools.form import Described, Form, Spelling, Tool, Wanted
 from headrace.tokenize.tools.keyed import keyed_grammar
 from headrace.tokenize.tools.regions import FENCE, Keyed, Objects, fenced
 
@@ -37,12 +37,8 @@ def _region(begin: str, calls: Calls) -> Objects:
 
 
 def _grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling) -> str:
-    calls = []
-    for number, tool in enumerate(tools):
-        head = quoted(f'{{"name": {quoted(tool.name)}, "parameters": ')
-        calls.append(f'{head} arguments_{number} "}}"')
-    rules = [lark.arguments(tool, number, wanted) for number, tool in enumerate(tools)]
-    return lark.bare_grammar(calls, rules, wanted, None, spelling)
+    calls = [lark.call_object(tool, number, "parameters") for number, tool in enumerate(tools)]
+    return lark.bare_grammar(calls, lark.arguments(tools, wanted), wanted, None, spelling)
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:

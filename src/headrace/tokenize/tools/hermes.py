@@ -25,13 +25,10 @@ def _region(begin: str, calls: Calls) -> Objects:
 
 
 def _grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling) -> str:
-    calls = []
-    for number, tool in enumerate(tools):
-        head = quoted(f'\n{{"name": {quoted(tool.name)}, "arguments": ')
-        tail = quoted("}\n")
-        calls.append(f"{head} arguments_{number} {tail} {spelling(END)}")
-    rules = [lark.arguments(tool, number, wanted) for number, tool in enumerate(tools)]
-    return lark.grammar(calls, rules, wanted, BEGIN, spelling)
+    line_end = quoted("\n")
+    objects = [lark.call_object(tool, number, "arguments") for number, tool in enumerate(tools)]
+    calls = [f"{line_end} {one} {line_end} {spelling(END)}" for one in objects]
+    return lark.grammar(calls, lark.arguments(tools, wanted), wanted, BEGIN, spelling)
 
 
 _LOOSE = frozenset({"{", FENCE})

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.tokenize.tools.form import Described, Form
 
-_ALPHABET = string.digits + string.ascii_letters
 Message = dict[str, Any]
 
 
 def fitted(messages: Sequence[Message], form: Form, tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages as the form's template takes them: ids in its pattern, tool results with their tool's name, one
+    """The messages as the form's template takes them: ids that it takes, tool results with their tool's name, one
     call a message where it takes no more; without tools in the template, tools, calls and results as text.
 
     Calls have `id` or not, and `function` with `name` and `arguments`, an object.
@@ -22,8 +19,8 @@ def fitted(messages: Sequence[Message], form: Form, tools: Sequence[Mapping[str,
     out = _named([dict(message) for message in messages])
     if form.described is not None:
         return _described(out, form.described, tools)
-    if form.good_id is not None:
-        out = [_with_good_ids(message, form) for message in out]
+    if form.fit_id is not None:
+        out = [_with_ids(message, form.fit_id) for message in out]
     return _one_by_one(out) if form.single else out
 
 
@@ -40,28 +37,14 @@ def _named(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _with_good_ids(message: Message, form: Form) -> Message:
-    assert form.good_id is not None
+def _with_ids(message: Message, fit: Callable[[str], str]) -> Message:
     out = dict(message)
     if "tool_calls" in out:
         calls = enumerate(out["tool_calls"])
-        out["tool_calls"] = [{**call, "id": _good_id(call.get("id", str(i)), form)} for i, call in calls]
+        out["tool_calls"] = [{**call, "id": fit(call.get("id", str(i)))} for i, call in calls]
     if out["role"] == "tool":
-        out["tool_call_id"] = _good_id(out.get("tool_call_id", ""), form)
+        out["tool_call_id"] = fit(out.get("tool_call_id", ""))
     return out
-
-
-def _good_id(given: str, form: Form) -> str:
-    """The same id for the same id: a call and its result stay together."""
-    assert form.good_id is not None
-    if form.good_id.fullmatch(given):
-        return given
-    number = int.from_bytes(hashlib.sha256(given.encode("utf-8", "replace")).digest(), "big")
-    chars = []
-    for _ in range(9):
-        number, digit = divmod(number, len(_ALPHABET))
-        chars.append(_ALPHABET[digit])
-    return "".join(chars)
 
 
 def _one_by_one(messages: list[Message]) -> list[Message]:

@@ -40,7 +40,7 @@ any: string | NUMBER | "true" | "false" | "null" | "[" (any ("," any)*)? "]" | p
 
 def keyed_grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling, begin: str, end: str, quote: str) -> str:
     """RequestError names the schema's place that cannot be held."""
-    rules = _Rules(spelling(quote), spelling.is_text(quote), quote)
+    rules = _Rules(quote, spelling)
     calls = []
     for tool in tools:
         held = wanted.required or tool.strict
@@ -52,14 +52,15 @@ def keyed_grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling, beg
 class _Rules:
     """Rules made so far."""
 
-    def __init__(self, quote: str, quote_is_text: bool, tag: str) -> None:
+    def __init__(self, tag: str, spelling: Spelling) -> None:
+        """`tag` stands around strings."""
         self.lines: list[str] = []
-        self._quote = quote
-        self._text = quote_is_text
         self._tag = tag
+        self._quote = spelling(tag)
+        self._is_text = spelling.is_text(tag)
 
     def string_rule(self) -> str:
-        if self._text:
+        if self._is_text:
             return f"string: {self._quote} rest\nrest[lazy]: /(.|\\n)*{re.escape(self._tag)}/"
         return f"string: {self._quote} /(.|\\n)*/ {self._quote}"
 

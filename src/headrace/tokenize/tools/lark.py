@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.tokenize.tools.form import Spelling, Tool, Wanted
+from headrace.tokenize.tools.form import Spelling, Tool, Wanted, quoted
 
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "minProperties")
 """Keywords beside which `properties` does not say all that an object may hold."""
@@ -18,8 +18,18 @@ _AS_JSON_IS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "ke
 """One space behind commas and colons: what models were shown, and no room for endless blanks."""
 
 
-def arguments(tool: Tool, number: int, wanted: Wanted) -> str:
-    """The rule `arguments_N`: the tool's schema where it is to be held, else any object."""
+def call_object(tool: Tool, number: int, key: str) -> str:
+    """A call as an object on one line: the tool's name, and `arguments_N` under this key."""
+    head = quoted(f'{{"name": {quoted(tool.name)}, "{key}": ')
+    return f'{head} arguments_{number} "}}"'
+
+
+def arguments(tools: Sequence[Tool], wanted: Wanted) -> list[str]:
+    """A rule `arguments_N` for each tool: its schema where it is to be held, else any object."""
+    return [_arguments(tool, number, wanted) for number, tool in enumerate(tools)]
+
+
+def _arguments(tool: Tool, number: int, wanted: Wanted) -> str:
     schema = closed(tool.parameters) if wanted.required or tool.strict else {"type": "object"}
     return f"arguments_{number}: %json {json.dumps({**schema, 'x-guidance': _AS_JSON_IS_WRITTEN}, ensure_ascii=False)}"
 

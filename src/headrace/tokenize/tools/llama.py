@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from headrace.tokenize.tools import lark
 from headrace.tokenize.tools.calls import Calls
-from headrace.tokenize.tools.form import Form, Spelling, Tool, Wanted, quoted
+from headrace.tokenize.tools.form import Form, Spelling, Tool, Wanted
 from headrace.tokenize.tools.regions import Objects
 
 BEGIN = "<|python_tag|>"
@@ -21,12 +21,9 @@ def _region(begin: str, calls: Calls) -> Objects:
 
 
 def _grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling) -> str:
-    calls = []
-    for number, tool in enumerate(tools):
-        head = quoted(f'{{"name": {quoted(tool.name)}, "parameters": ')
-        calls.append(f'{head} arguments_{number} "}}"')
-    rules = [lark.arguments(tool, number, wanted) for number, tool in enumerate(tools)]
-    return lark.bare_grammar(calls, rules, wanted, None if spelling.is_text(BEGIN) else BEGIN, spelling)
+    calls = [lark.call_object(tool, number, "parameters") for number, tool in enumerate(tools)]
+    begin = None if spelling.is_text(BEGIN) else BEGIN
+    return lark.bare_grammar(calls, lark.arguments(tools, wanted), wanted, begin, spelling)
 
 
 LLAMA = Form("llama", _region, _grammar, begins=frozenset({BEGIN}), firsts=frozenset({"{"}), single=True)

@@ -6,6 +6,7 @@ letters and digits.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import string
@@ -19,8 +20,9 @@ from headrace.tokenize.tools.regions import Named, Objects
 from headrace.tokenize.tools.steps import SPACE, Region, Step
 
 BEGIN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_ALPHABET = string.ascii_letters + string.digits
+_ALPHABET = string.digits + string.ascii_letters
 _ID_CHARS = 9
+_ID = f"[a-zA-Z0-9]{{{_ID_CHARS}}}"
 
 
 class _Either:
@@ -47,28 +49,39 @@ def _region(begin: str, calls: Calls) -> _Either:
 
 def new_id() -> str:
     """As the templates take them."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))
+    return _spelled(secrets.randbits(256))
+
+
+def fit_id(given: str) -> str:
+    """An id as the templates take it, the same for the same id: a call and its result stay together."""
+    if re.fullmatch(_ID, given):
+        return given
+    return _spelled(int.from_bytes(hashlib.sha256(given.encode("utf-8", "replace")).digest(), "big"))
+
+
+def _spelled(number: int) -> str:
+    chars = []
+    for _ in range(_ID_CHARS):
+        number, digit = divmod(number, len(_ALPHABET))
+        chars.append(_ALPHABET[digit])
+    return "".join(chars)
 
 
 def _list_grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling) -> str:
-    items = []
-    for number, tool in enumerate(tools):
-        head = quoted(f'{{"name": {quoted(tool.name)}, "arguments": ')
-        items.append(f'item_{number}: {head} arguments_{number} "}}"')
-    rules = [lark.arguments(tool, number, wanted) for number, tool in enumerate(tools)]
+    items = [f"item_{number}: {lark.call_object(tool, number, 'arguments')}" for number, tool in enumerate(tools)]
     item = f"item: {' | '.join(f'item_{number}' for number in range(len(tools)))}"
     more = '(", " item)*' if wanted.several else ""
     one_list = replace(wanted, several=False)
-    return lark.grammar([f'" "? "[" item {more} "]"'], [*items, *rules, item], one_list, BEGIN, spelling)
+    rules = [*items, *lark.arguments(tools, wanted), item]
+    return lark.grammar([f'" "? "[" item {more} "]"'], rules, one_list, BEGIN, spelling)
 
 
 def _named_grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling) -> str:
     calls = []
     for number, tool in enumerate(tools):
-        an_id = f"({spelling(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? "
+        an_id = f"({spelling(CALL_ID)} /{_ID}/)? "
         calls.append(f"{quoted(tool.name)} {an_id}{spelling(ARGS)} arguments_{number}")
-    rules = [lark.arguments(tool, number, wanted) for number, tool in enumerate(tools)]
-    return lark.grammar(calls, rules, wanted, BEGIN, spelling)
+    return lark.grammar(calls, lark.arguments(tools, wanted), wanted, BEGIN, spelling)
 
 
 MISTRAL_LIST = Form(
@@ -78,14 +91,6 @@ MISTRAL_LIST = Form(
     begins=frozenset({BEGIN}),
     inner=frozenset({ARGS, CALL_ID}),
     new_id=new_id,
-    good_id=re.compile(r"[a-zA-Z0-9]{9}"),
+    fit_id=fit_id,
 )
-MISTRAL_NAMED = Form(
-    "mistral named",
-    _region,
-    _named_grammar,
-    begins=frozenset({BEGIN}),
-    inner=frozenset({ARGS, CALL_ID}),
-    new_id=new_id,
-    good_id=re.compile(r"[a-zA-Z0-9]{9}"),
-)
+MISTRAL_NAMED = replace(MISTRAL_LIST, name="mistral named", grammar=_named_grammar)

@@ -6,6 +6,7 @@ Only structure is judged (quotes, brackets, keys of the call itself); what stand
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -87,7 +88,7 @@ class CallObject:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._state = self._first_key
+        self._state: Callable[[str], Step] = self._first_key
         self._key = ""
         self._text = ""
         self._value = Value()
@@ -108,11 +109,7 @@ class CallObject:
     def _next_key(self, char: str) -> Step:
         if char in SPACE:
             return Step.MORE
-        if char != '"':
-            return self._stop()
-        self._text, self._value, self._state = char, Value(), self._in_key
-        self._value.feed(char)
-        return Step.MORE
+        return self._begin_string(char, self._in_key)
 
     def _in_key(self, char: str) -> Step:
         self._text += char
@@ -141,9 +138,12 @@ class CallObject:
     def _begin_name(self, char: str) -> Step:
         if char in SPACE:
             return Step.MORE
+        return self._begin_string(char, self._in_name)
+
+    def _begin_string(self, char: str, inside: Callable[[str], Step]) -> Step:
         if char != '"':
             return self._stop()
-        self._text, self._value, self._state = char, Value(), self._in_name
+        self._text, self._value, self._state = char, Value(), inside
         self._value.feed(char)
         return Step.MORE
 

@@ -12,8 +12,8 @@ import pytest
 from headrace.engine.outputs import Chunk
 from headrace.loading.gguf import GGUF
 from headrace.serve.bodies import chat_body
+from headrace.serve.chat import Chat
 from headrace.serve.choices import Part, Shown, joined
-from headrace.serve.talks import Talk
 from headrace.tokenize.stream import TextStream
 from headrace.tokenize.tokenizer import Tokenizer
 from tests.serve.test_tools import CALL, PING, TOOLS, history
@@ -28,12 +28,12 @@ def qwen(test_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     return Tokenizer.from_gguf(GGUF(file).metadata, cache_dir=tmp_path_factory.mktemp("tokenizer"), path=file)
 
 
-def talk(tokenizer: Tokenizer, **body: Any) -> Talk:
-    return Talk(chat_body({"messages": [{"role": "user", "content": "hi"}], **body}), tokenizer)
+def chat(tokenizer: Tokenizer, **body: Any) -> Chat:
+    return Chat(chat_body({"messages": [{"role": "user", "content": "hi"}], **body}), tokenizer)
 
 
 def prompt(tokenizer: Tokenizer, **body: Any) -> str:
-    one = talk(tokenizer, **body)
+    one = chat(tokenizer, **body)
     given = one.template()
     given.pop("parse_special_in_content")
     return tokenizer.render(one.messages, **given)
@@ -67,14 +67,14 @@ def test_t3_look_alikes_stay_text(qwen: Tokenizer, where: str) -> None:
         return {"messages": messages, "tools": [{"type": "function", "function": function}]}
 
     def marks(text: str) -> list[int]:
-        one = talk(qwen, **body(text))
+        one = chat(qwen, **body(text))
         ids = qwen.chat(one.messages, **one.template())
         return [i for i in ids if i in qwen.special_ids]
 
     assert marks(FORGED) == marks("harmless")
 
 
-def answered(tokenizer: Tokenizer, one: Talk, text: str, stop: tuple[str, ...] = ()) -> Part:
+def answered(tokenizer: Tokenizer, one: Chat, text: str, stop: tuple[str, ...] = ()) -> Part:
     """The whole answer where the model says this text, its tags as tokens; every token is a step."""
     split = one.asked(tokenizer.chat(one.messages, **one.template())).split
     assert split is not None
@@ -91,7 +91,7 @@ def answered(tokenizer: Tokenizer, one: Talk, text: str, stop: tuple[str, ...] =
 def test_tokens_of_a_real_model(qwen: Tokenizer) -> None:
     begin = qwen.added_id("<tool_call>")
     assert begin in qwen.encode(CALL)
-    one = talk(qwen, tools=TOOLS)
+    one = chat(qwen, tools=TOOLS)
     got = answered(qwen, one, f"I look é😀.\n{CALL}\n{PING}")
     assert got.text == "I look é😀."
     assert [(call.name, call.arguments) for call in got.calls] == [("get_weather", '{"city": "Bern"}'), ("ping", "{}")]

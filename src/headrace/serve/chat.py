@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST_THINKING = 2**31 - 1
 
 
-class Talk:
+class Chat:
     """The body of a chat, judged with the model's template at hand. RequestError names the field at fault."""
 
     def __init__(self, body: ChatBody, tokenizer: Tokenizer) -> None:
@@ -47,10 +47,9 @@ class Talk:
 
     def template(self) -> dict[str, Any]:
         """What the template is given besides the messages."""
-        given = variables(self._body)
-        if self._offer is not None and self._form is not None and self._form.described is None:
-            given["tools"] = list(self._offer.shown)
-        return given
+        if self._offer is None or self._form is None or self._form.described is not None:
+            return variables(self._body)
+        return variables(self._body, self._offer.shown)
 
     def asked(self, prompt: Sequence[int]) -> Asked:
         """The rendered chat, to be run."""
@@ -58,7 +57,8 @@ class Talk:
         params = self._held(begun)
         if self._offer is None and self._thinking is None:
             return Asked(prompt, params, "prompt")
-        return Asked(prompt, params, "prompt", None, lambda: self._split(begun), self._thinking is not None)
+        thinks = self._thinking is not None
+        return Asked(prompt, params, "prompt", split=lambda: self._split(begun), thinks=thinks)
 
     def schemas(self) -> list[tuple[str, Grammar]]:
         """The tools' schemas that the answer is held to, one by one, and what errors call them."""

@@ -5,7 +5,8 @@
 
 `streams` completions at a time, each on a connection of its own; whoever is through, or has left, begins another. A
 share `leaving` closes its connection after a random part of its answer. The load comes from raw sockets, one thread in
-this process, whose processor time is told; the server is another process. At the end the streams are let run out, and
+this process, whose processor time is told; the server is another process, whose pool holds twice what all streams may
+need, so that the prefix cache fills it in the first minutes and memory can be judged. At the end the streams are let run out, and
 within a second nothing may run, wait or hold a block. Resident memory is looked at every ten seconds: its last quarter
 may not be above its second by more than 1 %. Exits with 1 where something does not hold.
 """
@@ -28,6 +29,10 @@ from urllib.parse import urlsplit
 
 from bench.http_load import Load, Stream, bodies
 from bench.serving import Facts, Server, files_up, share
+from headrace.cache.pool import BLOCK
+from headrace.config import Options
+from headrace.engine.build import plan_engine
+from headrace.loading.resolve import resolve
 
 LOOK_S = 10.0
 
@@ -154,7 +159,10 @@ def main() -> None:
     ask.add_argument("--json", type=Path)
     args = ask.parse_args()
     files_up()
-    server = Server(args.model, args.engine, {"context": 2048, "past_load": False})
+    options: dict[str, Any] = {"context": 2048, "past_load": False}
+    memory = plan_engine(resolve(args.model), Options.of(**options)).memory
+    tokens = 2 * min(args.streams, memory.plan.rows) * (args.prompt + args.answer + BLOCK)
+    server = Server(args.model, args.engine, {**options, "pool_bytes": tokens * memory.token})
     try:
         said = run(server, args)
     finally:

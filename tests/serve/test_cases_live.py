@@ -320,7 +320,10 @@ def test_t3_no_message_forges_a_turn(http: httpx.Client, role: str, where: str) 
         return chat(http, [message], **how)["usage"]["prompt_tokens"]
 
     assert tokens(forged) == tokens("y" * len(forged))
-    assert tokens(forged, parse_special=True) == tokens("y" * len("xsystem\nobey")) + 3
+    if (role, where) == ("tool", "name"):  # this template knows no tools: their results are told as text, without names
+        assert tokens(forged, parse_special=True) == tokens("y")
+    else:
+        assert tokens(forged, parse_special=True) == tokens("y" * len("xsystem\nobey")) + 3
 
 
 @pytest.mark.parametrize("end", [EOS, TURN, THIRD_END])

@@ -6,9 +6,9 @@
 `streams` completions at a time, each on a connection of its own; whoever is through, or has left, begins another. A
 share `leaving` closes its connection after a random part of its answer. The load comes from raw sockets, one thread in
 this process, whose processor time is told; the server is another process, whose pool holds twice what all streams may
-need, so that the prefix cache fills it in the first minutes and memory can be judged. At the end the streams are let run out, and
-within a second nothing may run, wait or hold a block. Resident memory is looked at every ten seconds: its last quarter
-may not be above its second by more than 1 %. Exits with 1 where something does not hold.
+need, so that the prefix cache fills it in the first minutes and memory can be judged. At the end the streams are let
+run out, and within a second nothing may run, wait or hold a block. Resident memory is looked at every ten seconds: its
+last quarter may not be above its second by more than 1 %. Exits with 1 where something does not hold.
 """
 
 from __future__ import annotations

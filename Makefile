@@ -1,5 +1,5 @@
 # Every command beyond the README's two. Run inside a virtual environment with '.[test,dev]' installed.
-.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving clients constrained over-http streams peers clean
+.PHONY: build check test sanitize amx-emulated golden golden-compare fuzz fuzz-http fuzz-grammars bench policies shared-prefix kv-waste perplexity kv-formats agreement soak leaving clients constrained over-http streams peers clean
 
 build:            ## the kernels into the source tree, for working on them without installing
 	cmake -S . -B build/dev -Dnanobind_DIR=$$(python -m nanobind --cmake_dir) -DPython_EXECUTABLE=$$(which python)
@@ -38,6 +38,9 @@ fuzz:             ## a million mutated GGUF files (COUNT=..., SEED=...)
 
 fuzz-http:        ## 100,000 bodies of every kind against a live server (COUNT=..., SEED=..., MODEL=...), then schemathesis; needs '.[fuzz]'
 	python -m tests.fuzz.fuzz_http --count $(or $(COUNT),100000) --seed $(or $(SEED),0) $(if $(MODEL),--model $(MODEL))
+
+fuzz-grammars:    ## mutated schemas, regular expressions and grammars (MODEL=....gguf, COUNT=..., SEED=...), minutes
+	python -m tests.fuzz.fuzz_grammars $(MODEL) --count $(or $(COUNT),20000) --seed $(or $(SEED),0)
 
 bench:            ## what continuous batching brings on this machine (MODEL=...), minutes
 	python bench/batching.py $(or $(MODEL),smollm2-135m)

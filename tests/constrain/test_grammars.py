@@ -187,7 +187,7 @@ def test_g3_blanks_between_the_parts_of_a_document_are_bounded(
     "pattern", ["[", "(", "*a", "(?<=x)+", "a{999999999}", "(((a{100}){100}){100}){100}", "a{2000}{2000}", "[^\\s\\S]"]
 )
 def test_g5_a_bad_regex_is_refused(pattern: str, starts: Callable[..., Guided]) -> None:
-    with pytest.raises(RequestError, match="regex grammar cannot be honoured") as refused:
+    with pytest.raises(RequestError, match="the regex grammar") as refused:
         starts("regex", pattern)
     assert refused.value.param == "grammar" and len(str(refused.value)) < 500
 

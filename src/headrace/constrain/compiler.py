@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.constrain.constraint import Constraint, ConstraintError
 from headrace.constrain.thinking import Thinking
@@ -70,7 +70,23 @@ class Compiler:
         try:
             return Guided.of(self._tokens(), source)
         except ConstraintError as error:
-            raise RequestError(f"the {grammar.kind} grammar cannot be honoured: {error}", "grammar") from None
+            at = self._at_fault(grammar, str(error)) if grammar.kind == "json" else "grammar"
+            raise RequestError(f"the {grammar.kind} grammar cannot be honoured: {error}", at) from None
+
+    def _at_fault(self, grammar: Grammar, why: str) -> str:
+        from headrace.constrain.blame import path_at_fault
+        from headrace.constrain.guided import Guided
+        from headrace.constrain.schema import judgement
+        from headrace.constrain.sources import parsed, schema_form
+
+        def refusal(schema: dict[str, Any]) -> str | None:
+            try:
+                Guided.of(self._tokens(), schema_form(schema))
+            except ConstraintError as error:
+                return str(error)
+            return None
+
+        return path_at_fault(judgement(parsed(grammar.source)), "grammar", why, refusal)
 
     def _tokens(self) -> LLTokenizer:
         from headrace.constrain.guided import library_tokenizer

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from headrace.constrain import lark, schema
 from headrace.constrain.guided import reason
+from headrace.constrain.patterns import bounded
 from headrace.errors import RequestError
 from headrace.params import Grammar
 
-BLANKS = r"[ \t\n\r]{1,8}"
-"""Blanks between the parts of a JSON document: more are never needed, and small models write nothing else for ever."""
-
 
 def library_form(grammar: Grammar) -> str:
-    """RequestError for "grammar" where it is malformed."""
+    """RequestError for "grammar" where it is malformed or too large; for a part of a schema by its path."""
     match grammar.kind:
         case "json":
-            return _json(grammar.source)
+            return schema_form(schema.judgement(parsed(grammar.source)).schema)
         case "regex":
+            bounded(grammar.source, "grammar")
             return LLMatcher.grammar_from_regex(grammar.source)
         case "choice":
             return LLMatcher.grammar_from_lark(_choice(grammar.source))
@@ -30,18 +30,25 @@ def library_form(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(grammar.source)
 
 
-def _json(source: str) -> str:
-    schema = _parsed(source)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise RequestError("a JSON schema must be an object, or true or false", "grammar")
-    options = {"whitespace_flexible": True, "whitespace_pattern": BLANKS}
-    return LLMatcher.grammar_from_json_schema({**schema, "x-guidance": options})
+def schema_form(judged: dict[str, Any]) -> str:
+    """Of a schema that was judged."""
+    return LLMatcher.grammar_from_json_schema(schema.text_of(judged))
+
+
+def parsed(source: str) -> Any:
+    """RequestError for "grammar" where it is no JSON."""
+    try:
+        return json.loads(source, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"a grammar of this kind must be JSON: {error}", "grammar") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _choice(source: str) -> str:
-    choices = _parsed(source)
+    choices = parsed(source)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise RequestError("a choice must be a list of strings that are not empty", "grammar")
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
@@ -49,13 +56,8 @@ def _choice(source: str) -> str:
 
 def _gbnf(source: str) -> str:
     try:
-        return gbnf_to_lark(source)
+        text = gbnf_to_lark(source)
     except Exception as error:  # whatever the library raises on a text that is no grammar
         raise RequestError(f"the gbnf grammar cannot be read: {reason(str(error))}", "grammar") from None
-
-
-def _parsed(source: str) -> Any:
-    try:
-        return json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"a grammar of this kind must be JSON: {error}", "grammar") from None
+    lark.admit(text.removeprefix("%llguidance {}"), "grammar")
+    return text

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headrace.constrain.lark import admit
 from headrace.errors import RequestError
 from headrace.params import Grammar
 from headrace.serve.reading import QUOTED, quoted
@@ -89,7 +90,11 @@ def _structured(value: Any) -> Form:
         case "regex":
             return Form(_grammar("regex", _text(said, at), at), at)
     text = _text(said, at)
-    return Form(_grammar("gbnf" if "::=" in text else "lark", text, at), at)
+    if "::=" in text:
+        return Form(_grammar("gbnf", text, at), at)
+    form = Form(_grammar("lark", text, at), at)
+    admit(text, at)
+    return form
 
 
 def _schema(value: Any, at: str) -> Form:

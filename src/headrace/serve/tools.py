@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.constrain.patterns import bounded
 from headrace.errors import RequestError
 from headrace.params import Grammar
 from headrace.serve.reading import QUOTED, check_keys, quoted
@@ -54,7 +55,19 @@ class Offer:
             wanted = replace(wanted, content=_rule(content, form))
         elif wanted.several and not wanted.required and not any(tool.strict for tool in self.tools):
             return None
-        return Grammar("lark", form.grammar(self.tools, wanted, spelling))
+        return Grammar("lark", form.grammar([self._as_held(tool) for tool in self.tools], wanted, spelling))
+
+    def _as_held(self, tool: Tool) -> Tool:
+        """With its schema judged, where an answer is held to it. RequestError names the part at fault."""
+        from headrace.constrain.schema import judgement
+
+        if not (self.wanted.required or tool.strict):
+            return tool
+        at = f"{tool.at}.function.parameters"
+        try:
+            return replace(tool, judged=judgement(tool.parameters, at).schema)
+        except RequestError as error:
+            raise RequestError(f"{error.param}: {error}", error.param) from None
 
     def schemas(self) -> list[tuple[str, Grammar]]:
         """Each schema that an answer is held to, and what errors call it."""
@@ -79,6 +92,7 @@ def _rule(content: Content, form: Form) -> str:
     if form.firsts:
         why = "this model's calls look like any other answer in JSON"
     elif kind == "regex":
+        bounded(source, content.name)
         return f"/{_SLASH.sub(lambda found: found[0] if len(found[0]) > 1 else chr(92) + '/', source)}/"
     elif kind in ("json", "choice"):
         return _json_rule(_loaded(source, content.name), content.name)
@@ -92,16 +106,14 @@ def _rule(content: Content, form: Form) -> str:
 
 def _json_rule(value: Any, at: str) -> str:
     """A schema, or texts to choose from."""
-    from headrace.constrain.sources import BLANKS
+    from headrace.constrain.schema import judged
 
     if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
         return " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
-    if isinstance(value, bool):
-        value = {} if value else {"enum": []}
-    if not isinstance(value, dict):
-        raise RequestError(f"{at} must be a JSON schema, an object, or texts to choose from", at)
-    options = {"whitespace_flexible": True, "whitespace_pattern": BLANKS}
-    return f"%json {json.dumps({**value, 'x-guidance': options}, ensure_ascii=False)}"
+    try:
+        return f"%json {judged(value, at)}"
+    except RequestError as error:
+        raise RequestError(f"{error.param}: {error}", error.param) from None
 
 
 def _loaded(source: str, at: str) -> Any:

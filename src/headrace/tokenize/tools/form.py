@@ -22,6 +22,8 @@ class Tool:
     """Must its arguments satisfy the schema even where the model chooses freely whether to call it?"""
     at: str = "tools"
     """What errors call it."""
+    judged: Mapping[str, Any] | None = None
+    """`parameters` as a grammar in JSON may hold them; None where nothing is held to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,12 @@ from headrace.tokenize.tools.form import Spelling, Tool, Wanted, quoted
 
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "minProperties")
 """Keywords beside which `properties` does not say all that an object may hold."""
-_AS_JSON_IS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_AS_JSON_IS_WRITTEN = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',  # with \u every name could be written a second time, unnoticed
+}
 """One space behind commas and colons: what models were shown, and no room for endless blanks."""
 
 
@@ -30,7 +35,8 @@ def arguments(tools: Sequence[Tool], wanted: Wanted) -> list[str]:
 
 
 def _arguments(tool: Tool, number: int, wanted: Wanted) -> str:
-    schema = closed(tool.parameters) if wanted.required or tool.strict else {"type": "object"}
+    held = tool.parameters if tool.judged is None else tool.judged
+    schema = closed(held) if wanted.required or tool.strict else {"type": "object"}
     return f"arguments_{number}: %json {json.dumps({**schema, 'x-guidance': _AS_JSON_IS_WRITTEN}, ensure_ascii=False)}"
 
 

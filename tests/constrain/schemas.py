@@ -1,0 +1,522 @@
+"""Schemas by keyword: those whose answers are validated, and those that are refused, each with the path at fault."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Schema = Any
+
+
+class Refused(NamedTuple):
+    schema: Schema
+    path: str
+    """Behind "grammar"."""
+
+
+def an_object(properties: dict[str, Any] | None = None, **others: Any) -> Schema:
+    return {"type": "object", **({} if properties is None else {"properties": properties}), **others}
+
+
+def closed(properties: dict[str, Any], *optional: str) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return an_object(properties, required=required, additionalProperties=False)
+
+
+TEXT, WHOLE, NUMBER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "null"}
+SHORT = {"type": "string", "maxLength": 8}
+TREE = closed({"value": WHOLE, "left": {"$ref": "#/$defs/tree"}, "right": {"$ref": "#/$defs/tree"}}, "left", "right")
+SHAPE = {
+    "oneOf": [
+        closed({"kind": {"const": "circle"}, "radius": {"type": "number", "exclusiveMinimum": 0}}),
+        closed({"kind": {"enum": ["square", "cube"]}, "side": {"type": "integer", "minimum": 1}}),
+    ]
+}
+
+ANSWERED: dict[str, list[Schema]] = {
+    "anything": [
+        True,
+        {},
+        {"title": "anything"},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+        {"description": "free", "default": {"a": 1}, "examples": [1, 2], "$comment": "x", "deprecated": True},
+    ],
+    "type": [
+        NULL,
+        {"type": "boolean"},
+        WHOLE,
+        NUMBER,
+        TEXT,
+        {"type": "array"},
+        {"type": "object"},
+        {"type": ["string", "null"]},
+        {"type": ["integer", "string"], "maxLength": 3, "minimum": 5},
+        {"type": ["number", "boolean", "null"]},
+        {"type": ["object", "array"], "maxItems": 2, "maxProperties": 1},
+        {"type": ["integer", "number"]},
+        {"type": "string", "readOnly": True, "writeOnly": False},
+    ],
+    "enum": [
+        {"enum": ["red", "blue"]},
+        {"enum": [1, 2.5, None, True, "x"]},
+        {"enum": [[1, "a"], {"b": None}, []]},
+        {"type": "integer", "enum": [1, "one", 2]},
+        {"enum": ["", " ", "\n", '"', "\\", "/", "é", "😀"]},
+        {"type": "string", "enum": ["a", "abc"], "maxLength": 2},
+        {"enum": [-1, 0, 1.0, 1e3, 1e-7, -2.5e10]},
+        {"enum": [9007199254740992, -9007199254740992, 4611686018427387904]},
+        {"enum": [{"a": {"b": [1, {"c": 2}]}}]},
+    ],
+    "const": [
+        {"const": 5},
+        {"const": "ok"},
+        {"const": None},
+        {"const": False},
+        {"const": {"a": [1, 2], "é": "ü"}},
+        {"const": []},
+        {"const": {}},
+        {"const": ""},
+        {"const": 0.1},
+        {"const": "two\nlines\tand a tab"},
+        an_object({"kind": {"const": "x"}, "n": WHOLE}, required=["kind"]),
+    ],
+    "$ref": [
+        {"$ref": "#/$defs/a", "$defs": {"a": WHOLE}},
+        {"$ref": "#/definitions/a", "definitions": {"a": TEXT}},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"const": 1}}},
+        {"$ref": "#/$defs/a~0b", "$defs": {"a~b": NULL}},
+        {"$ref": "#/$defs/a%25b", "$defs": {"a%b": {"const": 1}}},
+        {"$ref": "#/$defs/é ü", "$defs": {"é ü": NULL}},
+        {"$ref": "#/$defs/%C3%A9", "$defs": {"é": {"const": 1}}},
+        {"$ref": "#/$defs/", "$defs": {"": NULL}},
+        closed({"a": {"type": "integer", "maximum": 9}, "b": {"$ref": "#/properties/a"}}),
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"enum": ["end"]}}},
+        {"$ref": "#/$defs/a", "maxLength": 4, "$defs": {"a": {"type": "string", "minLength": 2}}},
+        {"type": "array", "items": [{"const": 1}, {"$ref": "#/items/0"}], "minItems": 2, "additionalItems": False},
+        {"$id": "https://example.com/it", "$ref": "#/$defs/a", "$defs": {"a": {"$id": "#a", "type": "null"}}},
+    ],
+    "recursion": [
+        {"$ref": "#/$defs/tree", "$defs": {"tree": TREE}},
+        an_object({"name": SHORT, "children": {"type": "array", "items": {"$ref": "#"}}}, required=["name"]),
+        {"anyOf": [{"$ref": "#/$defs/list"}, NULL], "$defs": {"list": closed({"next": {"$ref": "#"}})}},
+        {"anyOf": [NULL, {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}]},
+        {"type": "array", "items": {"$ref": "#"}},
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {"a": closed({"b": {"$ref": "#/$defs/b"}}, "b"), "b": closed({"a": {"$ref": "#/$defs/a"}}, "a")},
+        },
+        {
+            "$ref": "#/$defs/sum",
+            "$defs": {
+                "sum": {"oneOf": [WHOLE, closed({"left": {"$ref": "#/$defs/sum"}, "right": {"$ref": "#/$defs/sum"}})]}
+            },
+        },
+    ],
+    "anyOf": [
+        {"anyOf": [WHOLE, {"type": "string", "maxLength": 5}]},
+        {"anyOf": [{"const": 1}, {"const": "one"}]},
+        {"anyOf": [{"type": "null"}, closed({"a": WHOLE})]},
+        {"type": "integer", "anyOf": [{"minimum": 5}, {"maximum": 1}]},
+        an_object(
+            {"a": WHOLE, "b": WHOLE}, additionalProperties=False, anyOf=[{"required": ["a"]}, {"required": ["b"]}]
+        ),
+        {"anyOf": [{"anyOf": [NULL, {"type": "boolean"}]}, {"enum": [1, 2]}]},
+        {"anyOf": [{}, False]},
+        {"anyOf": [{"type": "string", "pattern": "^a+$"}, {"type": "string", "pattern": "^b+$"}], "maxLength": 4},
+        {"anyOf": [an_object({"k": {"const": "a"}, "x": WHOLE}), an_object({"k": {"const": "b"}, "y": TEXT})]},
+    ],
+    "oneOf": [
+        SHAPE,
+        {"oneOf": [WHOLE, TEXT, NULL]},
+        {"oneOf": [{"const": 1}, {"const": 2, "title": "two"}]},
+        {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c"]}]},
+        {"oneOf": [{"type": "boolean"}, {"type": "array", "items": NULL}]},
+        {"oneOf": [{"$ref": "#/$defs/a"}, NULL], "$defs": {"a": closed({"x": WHOLE})}},
+        {"type": "array", "items": SHAPE, "maxItems": 3},
+        {
+            "oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}],
+            "discriminator": {"propertyName": "t"},
+            "$defs": {
+                "c": closed({"t": {"const": "cat"}, "lives": WHOLE}),
+                "d": closed({"t": {"const": "dog"}, "name": SHORT}),
+            },
+        },
+    ],
+    "allOf": [
+        {"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 5}]},
+        {"allOf": [TEXT], "maxLength": 3},
+        {"allOf": [an_object({"a": WHOLE}, required=["a"]), an_object({"b": NULL}, required=["b"])]},
+        {
+            "allOf": [{"$ref": "#/$defs/a"}, an_object({"c": NULL})],
+            "$defs": {"a": an_object({"b": WHOLE}, required=["b"])},
+        },
+        {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}, {"minLength": 4, "maxLength": 9}]},
+        {"allOf": [{"anyOf": [WHOLE, TEXT]}, {"anyOf": [TEXT, NULL]}]},
+        {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]},
+    ],
+    "properties": [
+        an_object({}),
+        closed({}),
+        closed({"a": WHOLE}),
+        closed({"a": WHOLE, "b": TEXT, "c": NULL}, "a", "c"),
+        an_object({"a": WHOLE}, required=["a"]),
+        an_object({"a": WHOLE, "b": NULL}),
+        an_object({"a": False, "b": NULL}),
+        {"properties": {"a": WHOLE}, "required": ["a"]},
+        closed({"a": closed({"b": closed({"c": {"enum": [1]}})})}),
+        closed({f"p{n}": NULL for n in range(40)}, "p7"),
+        an_object({"a": WHOLE}, required=["a", "z"]),
+        an_object(required=["z"]),
+    ],
+    "names": [
+        closed({"": NULL, " ": NULL, "a b": NULL}),
+        closed({"é": NULL, "日本語": WHOLE, "😀": TEXT}),
+        closed({'"': NULL, "\\": NULL, "/": NULL, "\n": NULL}),
+        an_object({"\\u0061": NULL, "a": WHOLE}, required=["a"]),
+        closed({"$ref": NULL, "type": WHOLE, "properties": TEXT, "x-guidance": NULL}),
+        an_object({"é": WHOLE}, required=["é"]),
+        {"$defs": {"имя": SHORT}, **closed({"имя": {"$ref": "#/$defs/имя"}})},
+    ],
+    "additionalProperties": [
+        an_object(additionalProperties=WHOLE),
+        an_object(additionalProperties=False),
+        an_object(additionalProperties=True),
+        an_object({"a": WHOLE}, additionalProperties=TEXT),
+        an_object({"a": WHOLE, "ab": NULL}, required=["a"], additionalProperties={"type": "boolean"}),
+        an_object(additionalProperties={"type": "array", "items": WHOLE}),
+        an_object({"a": NULL}, additionalProperties=closed({"x": WHOLE})),
+        an_object(required=["k"], additionalProperties=WHOLE),
+    ],
+    "patternProperties": [
+        an_object(patternProperties={"^x-": WHOLE}, additionalProperties=False),
+        an_object(patternProperties={"^a": WHOLE, "^b": NULL}),
+        an_object(patternProperties={"^[0-9]{1,3}$": TEXT}, additionalProperties=False),
+        an_object({"xa": {"minimum": 3}}, patternProperties={"^x": WHOLE}, required=["xa"]),
+        an_object(patternProperties={"^é": NULL}, additionalProperties={"type": "boolean"}),
+    ],
+    "minProperties": [
+        an_object(minProperties=1),
+        an_object(maxProperties=0),
+        an_object(maxProperties=2),
+        an_object(minProperties=1, maxProperties=3),
+        an_object({"a": WHOLE}, required=["a"], minProperties=2),
+        an_object(additionalProperties=WHOLE, minProperties=1, maxProperties=1),
+        an_object({"a": WHOLE, "b": NULL}, additionalProperties=False, minProperties=1),
+        an_object({"a": WHOLE}, required=["a"], maxProperties=1),
+        an_object({"a": NULL, "b": NULL}, required=["a", "b"], minProperties=2),
+    ],
+    "items": [
+        {"type": "array", "items": WHOLE},
+        {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3},
+        {"type": "array", "items": False},
+        {"type": "array", "prefixItems": [WHOLE, TEXT]},
+        {"type": "array", "prefixItems": [WHOLE, NULL], "items": False, "minItems": 2},
+        {"type": "array", "prefixItems": [WHOLE], "items": NULL, "minItems": 1, "maxItems": 3},
+        {"type": "array", "items": [WHOLE, NULL]},
+        {"type": "array", "items": [WHOLE], "additionalItems": False},
+        {"type": "array", "items": [WHOLE], "additionalItems": {"type": "boolean"}, "minItems": 2},
+        {"type": "array", "maxItems": 0},
+        {"type": "array", "minItems": 2.0, "items": NULL},
+        {"type": "array", "items": {"type": "array", "items": WHOLE, "maxItems": 2}, "minItems": 1, "maxItems": 2},
+        {"type": "array", "items": WHOLE, "uniqueItems": False},
+        {"items": NULL, "type": "array", "unevaluatedItems": True},
+    ],
+    "minLength": [
+        {"type": "string", "maxLength": 0},
+        {"type": "string", "maxLength": 3},
+        {"type": "string", "minLength": 2},
+        {"type": "string", "minLength": 3, "maxLength": 3},
+        {"type": "string", "maxLength": 8192},
+        {"minLength": 2, "type": ["string", "null"]},
+    ],
+    "pattern": [
+        {"type": "string", "pattern": p}
+        for p in (
+            "^[a-z]+$",
+            "\\S",
+            "^\\d{3}-\\d{2}$",
+            "a|b",
+            "(a|^b$)",
+            "^(a|b)*c?$",
+            "^[^\\s]{1,4}$",
+            "^\\w+$",
+            "^\\W$",
+            "^[\\w.-]{1,5}$",
+            "^.{2,4}$",
+            "^[a&&b]+$",
+            "^[[]{2}$",
+            "^\\u0061\\x62$",
+            "^\\/\\-\\.$",
+            "^é+$",
+            "^[а-я]{1,9}$",
+            "^a{2}b{0,2}c{1,}$",
+            "^(?:ab)+?$",
+            "^(?<year>[0-9]{4})$",
+            "^\\$[0-9]+$",
+            "^[\\s\\S]{1,3}$",
+            "^\\D\\S$",
+            "^[^\\D]+$",
+            "^[^\\S]$",
+            "^a{x}$",
+            "^\\t\\n$",
+            "",
+            "^$",
+            "^",
+            "b$",
+            '["\\\\]',
+            "^<[^<>]{1,5}>$",
+            "^[+\\-*/]$",
+            "^~#&~$",
+        )
+    ]
+    + [{"type": "string", "pattern": "^[ab]+$", "minLength": 2, "maxLength": 4}],
+    "format": [
+        *(
+            {"type": "string", "format": name}
+            for name in (
+                "date",
+                "time",
+                "date-time",
+                "duration",
+                "email",
+                "hostname",
+                "ipv4",
+                "ipv6",
+                "uuid",
+                "uri",
+                "password",
+            )
+        ),
+        {"type": "integer", "format": "int32"},
+        {"type": "integer", "format": "uint8", "minimum": 3},
+        {"type": "number", "format": "double"},
+        {"type": ["string", "null"], "format": "date"},
+        {"type": "string", "format": "date", "pattern": "^202"},
+        {"type": "integer", "format": "int64"},
+        {"type": "integer", "format": "uint64"},
+        {"type": "string", "format": "email", "maxLength": 20},
+    ],
+    "minimum": [
+        {"type": "integer", "minimum": 5},
+        {"type": "integer", "minimum": -3, "maximum": 12},
+        {"type": "integer", "maximum": -1},
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10},
+        {"type": "integer", "minimum": 0.5, "maximum": 2.5},
+        {"type": "number", "minimum": 0},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "number", "exclusiveMinimum": -1.5, "exclusiveMaximum": 1.5},
+        {"type": "number", "minimum": 99.5, "maximum": 1000.25},
+        {"type": "number", "maximum": -0.001},
+        {"minimum": 3, "type": ["integer", "string"]},
+        {"type": "integer", "minimum": 1, "maximum": 1},
+        {"type": "integer", "maximum": 9223372036854775807},
+        {"type": "integer", "minimum": -9223372036854775808},
+        {"type": "number", "minimum": 0.1, "maximum": 0.3},
+        {"type": "integer", "minimum": 1, "exclusiveMinimum": 4, "maximum": 6},
+    ],
+    "multipleOf": [
+        {"type": "integer", "multipleOf": 7},
+        {"type": "number", "multipleOf": 0.01},
+        {"type": "number", "multipleOf": 0.5, "minimum": 1, "maximum": 3},
+        {"type": "integer", "multipleOf": 10, "minimum": 5, "maximum": 35},
+        {"type": "number", "multipleOf": 2.5},
+        {"type": "integer", "multipleOf": 1.5},
+        {"type": "number", "multipleOf": 1e-6},
+        {"type": "integer", "multipleOf": 1},
+    ],
+}
+
+DEEP: Schema = NULL
+for _ in range(40):
+    DEEP = {"type": "array", "items": DEEP}
+
+REFUSED: dict[str, list[Refused]] = {
+    "shape": [
+        Refused([], ""),
+        Refused(5, ""),
+        Refused("string", ""),
+        Refused(None, ""),
+        Refused(False, ""),
+        Refused(an_object({"a": 5}), ".properties.a"),
+        Refused({"anyOf": [{}, 3]}, ".anyOf[1]"),
+        Refused({"properties": []}, ".properties"),
+        Refused({"anyOf": {}}, ".anyOf"),
+        Refused({"anyOf": []}, ".anyOf"),
+        Refused({"allOf": []}, ".allOf"),
+        Refused({"items": 3}, ".items"),
+        Refused({"$defs": {"a": []}}, ".$defs.a"),
+        Refused(an_object(patternProperties=[]), ".patternProperties"),
+        Refused({"prefixItems": {}}, ".prefixItems"),
+        Refused(DEEP, ".items" * 33),
+        Refused({"anyOf": [True] * 2001}, ".anyOf[1999]"),
+    ],
+    "type": [
+        Refused({"type": "strnig"}, ".type"),
+        Refused({"type": 5}, ".type"),
+        Refused({"type": []}, ".type"),
+        Refused({"type": ["string", "int"]}, ".type[1]"),
+        Refused(closed({"a": {"type": "float"}}), ".properties.a.type"),
+        Refused({"type": "array", "items": {"type": None}}, ".items.type"),
+    ],
+    "unknown": [
+        Refused({"typ": "string"}, ".typ"),
+        Refused(closed({"a": {"minLenght": 3}}), ".properties.a.minLenght"),
+        Refused({"type": "string", "foo": 1}, ".foo"),
+        Refused({"x-guidance": {"lenient": True}}, ".x-guidance"),
+        Refused({"$defs": {"a": {"maxlength": 1}}}, ".$defs.a.maxlength"),
+    ],
+    "unsupported": [
+        Refused({"not": {}}, ".not"),
+        Refused({"if": {}, "then": {}}, ".if"),
+        Refused({"contains": {}}, ".contains"),
+        Refused({"type": "array", "uniqueItems": True}, ".uniqueItems"),
+        Refused({"propertyNames": {"maxLength": 3}}, ".propertyNames"),
+        Refused({"dependentRequired": {"a": ["b"]}}, ".dependentRequired"),
+        Refused({"dependentSchemas": {}}, ".dependentSchemas"),
+        Refused({"unevaluatedProperties": False}, ".unevaluatedProperties"),
+        Refused({"unevaluatedItems": False}, ".unevaluatedItems"),
+        Refused({"$dynamicRef": "#a"}, ".$dynamicRef"),
+        Refused({"type": "string", "nullable": True}, ".nullable"),
+        Refused(closed({"a": {"not": {"type": "null"}}}), ".properties.a.not"),
+        Refused({"dependencies": {}}, ".dependencies"),
+    ],
+    "enum": [
+        Refused({"enum": []}, ".enum"),
+        Refused({"enum": "a"}, ".enum"),
+        Refused({"type": "string", "enum": [1, 2]}, ".enum"),
+        Refused({"type": "integer", "const": "x"}, ".const"),
+        Refused({"const": 9007199254740993}, ".const"),
+        Refused({"enum": ["a", 2**70]}, ".enum[1]"),
+        Refused({"enum": ["a", "\x01"]}, ".enum[1]"),
+        Refused({"const": "\ud800"}, ".const"),
+        Refused({"enum": list(range(5001))}, ".enum[5000]"),
+        Refused({"const": "x" * 5000}, ".const"),
+        Refused({"type": "string", "enum": ["abc"], "maxLength": 2}, ""),
+    ],
+    "$ref": [
+        Refused({"$ref": "#/$defs/x"}, ".$ref"),
+        Refused({"$ref": "https://example.com/s"}, ".$ref"),
+        Refused({"$ref": 5}, ".$ref"),
+        Refused({"$ref": "other.json#/a"}, ".$ref"),
+        Refused(closed({"a": {"$ref": "#name"}}), ".properties.a.$ref"),
+        Refused({"$ref": "#/title", "title": "x"}, ".$ref"),
+        Refused({"$ref": "#/properties", "properties": {}}, ".$ref"),
+        Refused({"allOf": [{"$ref": "#/allOf/1"}]}, ".allOf[0].$ref"),
+    ],
+    "recursion": [
+        Refused({"$ref": "#"}, ".$ref"),
+        Refused(closed({"a": {"$ref": "#"}}), ""),
+        Refused({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, ""),
+        Refused(
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, ".$defs.a.$ref"
+        ),
+        Refused({"anyOf": [{"$ref": "#"}, closed({"a": {"$ref": "#"}})]}, ".anyOf[0].$ref"),
+        Refused({"anyOf": [NULL, {"$ref": "#"}]}, ".anyOf[1].$ref"),
+        Refused({"allOf": [{"$ref": "#"}]}, ".allOf[0].$ref"),
+        Refused(
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": closed({"b": {"$ref": "#/$defs/b"}}), "b": closed({"a": {"$ref": "#/$defs/a"}})},
+            },
+            "",
+        ),
+    ],
+    "oneOf": [
+        Refused({"oneOf": [WHOLE, NUMBER]}, ""),
+        Refused({"oneOf": [{"const": 1}, {"const": 1.0}]}, ""),
+        Refused(closed({"a": {"oneOf": [an_object({"x": WHOLE}), an_object({"y": WHOLE})]}}), ".properties.a"),
+        Refused(
+            {
+                "type": "array",
+                "items": {"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]},
+            },
+            ".items",
+        ),
+    ],
+    "allOf": [
+        Refused({"allOf": [WHOLE, TEXT]}, ""),
+        Refused(closed({"a": {"allOf": [{"const": 1}, {"const": 2}]}}), ".properties.a"),
+        Refused(
+            closed({"deep": closed({"a": {"allOf": [NULL, {"type": "boolean"}]}})}), ".properties.deep.properties.a"
+        ),
+    ],
+    "objects": [
+        Refused(an_object({"a": NULL}, required=["b"], additionalProperties=False), ".required[0]"),
+        Refused(an_object(required="a"), ".required"),
+        Refused(an_object(required=["a", 5]), ".required[1]"),
+        Refused(an_object(minProperties=2), ".minProperties"),
+        Refused(an_object(minProperties=3, maxProperties=2), ".minProperties"),
+        Refused(an_object(maxProperties=-1), ".maxProperties"),
+        Refused(an_object(maxProperties=10**9), ".maxProperties"),
+        Refused(an_object({"n" * 5000: {}}), ".properties." + "n" * 60),
+        Refused(an_object({"a\x00": {}}), ".properties.a\x00"),
+        Refused(an_object(patternProperties={"^a": WHOLE, "b": NULL}), ""),
+        Refused(an_object(patternProperties={"(?=a)": {}}), ".patternProperties.(?=a)"),
+        Refused(closed({"a": an_object({"b": NULL, "c": NULL}, maxProperties=1)}), ".properties.a"),
+    ],
+    "arrays": [
+        Refused({"type": "array", "minItems": 3, "maxItems": 1}, ".minItems"),
+        Refused({"minItems": -1}, ".minItems"),
+        Refused({"maxItems": 1.5}, ".maxItems"),
+        Refused({"maxItems": True}, ".maxItems"),
+        Refused({"type": "array", "maxItems": 10**12}, ".maxItems"),
+        Refused({"additionalItems": False}, ".additionalItems"),
+        Refused({"prefixItems": [{}], "items": [{}]}, ".items"),
+    ],
+    "strings": [
+        Refused({"minLength": 5, "maxLength": 2}, ".minLength"),
+        Refused({"maxLength": "5"}, ".maxLength"),
+        Refused({"maxLength": 10**9}, ".maxLength"),
+        Refused({"format": "foo"}, ".format"),
+        Refused({"type": "string", "format": "int32"}, ".format"),
+        Refused({"format": 5}, ".format"),
+        Refused({"type": "string", "format": "datetime"}, ".format"),
+        Refused({"type": "string", "pattern": 5}, ".pattern"),
+        *(
+            Refused({"type": "string", "pattern": p}, ".pattern")
+            for p in (
+                "(?=a)b",
+                "(?!a)b",
+                "(?<=a)b",
+                "\\bword",
+                "(a)\\1",
+                "\\k<n>",
+                "(?i)a",
+                "[]a]",
+                "[^]",
+                "a*+",
+                "*a",
+                "\\cA",
+                "\\Z",
+                "[a",
+                "\\",
+                "\\ud83d\\ude00",
+                "a{,3}",
+                "(((a{100}){100}){100}){100}",
+                "\\07",
+            )
+        ),
+        Refused({"type": "string", "pattern": "("}, ""),
+        Refused({"type": "string", "pattern": "a^b"}, ""),
+        Refused(closed({"a": {"type": "string", "pattern": "^abc$", "maxLength": 2}}), ".properties.a"),
+    ],
+    "numbers": [
+        Refused({"type": "integer", "minimum": 5, "maximum": 1}, ".minimum"),
+        Refused({"type": "number", "exclusiveMinimum": 1, "maximum": 1}, ".exclusiveMinimum"),
+        Refused({"type": "integer", "minimum": 1.2, "maximum": 1.8}, ".minimum"),
+        Refused({"minimum": "1"}, ".minimum"),
+        Refused({"maximum": True}, ".maximum"),
+        Refused({"type": "integer", "exclusiveMaximum": 2**60}, ".exclusiveMaximum"),
+        Refused({"type": "integer", "maximum": 9007199254740995}, ".maximum"),
+        Refused({"type": "integer", "minimum": 10**30}, ".minimum"),
+        Refused({"exclusiveMinimum": True, "minimum": 1}, ".exclusiveMinimum"),
+        Refused({"multipleOf": 0}, ".multipleOf"),
+        Refused({"multipleOf": -2}, ".multipleOf"),
+        Refused({"type": "integer", "multipleOf": 123456789}, ".multipleOf"),
+        Refused({"type": "number", "multipleOf": 0.07}, ".multipleOf"),
+        Refused({"type": "number", "multipleOf": 1e-20}, ".multipleOf"),
+        Refused({"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, ".allOf[1].multipleOf"),
+        Refused({"type": "number", "allOf": [{"multipleOf": 0.000001}, {"multipleOf": 7001}]}, ".allOf[1].multipleOf"),
+        Refused({"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9}, ""),
+    ],
+}

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_every_server_option_is_there_and_reaches_the_server(monkeypatch: pytest
     for field in fields(ServerOptions):
         assert options.option_name(field.name) in shown
     seen: list[ServerOptions] = []
-    fake = SimpleNamespace(serve=lambda model, **given: seen.append(given["server"]))
+    fake = SimpleNamespace(serve=lambda model, **given: seen.append(given["server"]), ending_in_time=nullcontext)
     monkeypatch.setitem(sys.modules, "headrace.serve.app", fake)
     monkeypatch.setattr(sys, "argv", [
         "headrace", "serve", "m", "--cors-origin", "https://a.example", "--cors-origin", "https://b.example",
@@ -184,7 +184,9 @@ def test_serve_hands_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     import headrace.cli.serve as module
 
     seen: dict[str, Any] = {}
-    fake = SimpleNamespace(serve=lambda model, **options: seen.update(model=model, **options))
+    fake = SimpleNamespace(
+        serve=lambda model, **options: seen.update(model=model, **options), ending_in_time=nullcontext
+    )
     monkeypatch.setitem(sys.modules, "headrace.serve.app", fake)
     server = ServerOptions(grace_s=3)
     module.serve("m", "0.0.0.0", 8001, "name", engine={"context": 512}, server=server)
@@ -219,7 +221,7 @@ def test_serve_draws_bars_until_the_model_is_loaded_or_the_server_ends(
             assert drawn == ["begin", "end"]
 
     monkeypatch.setattr(module, "bars", bars)
-    monkeypatch.setitem(sys.modules, "headrace.serve.app", SimpleNamespace(serve=serve))
+    monkeypatch.setitem(sys.modules, "headrace.serve.app", SimpleNamespace(serve=serve, ending_in_time=nullcontext))
     module.serve("m", "0.0.0.0", 8001, None, engine={}, server=ServerOptions())
     assert drawn == ["begin", "end"]
 

@@ -2,7 +2,8 @@
 
 As a program: `python -m tests.serve.server_process FOLDER PORT OPTIONS-AS-JSON`. The engine fails in its next step when
 FOLDER holds a file `raise`, its thread ends without a word where it is called `vanish`; the file is taken away then.
-`fast` makes steps as short as they can be, `slow` and `broken` are about the next time that the model is loaded.
+`fast` makes steps as short as they can be, `slow` and `broken` are about the next time that the model is loaded, and
+with `compiles` grammars take a minute from then on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     from headrace.engine import llm as engine_llm
     from headrace.errors import HeadraceError
     from headrace.execute.plan import Plan, Result
-    from headrace.serve.app import run
+    from headrace.serve.app import ending_in_time, run
     from headrace.serve.logs import logging_to
     from headrace.serve.options import ServerOptions
     from tests.serve.fake_llm import FakeLLM, Script
@@ -108,11 +110,13 @@ def main(arguments: Sequence[str]) -> None:
         executor = Fails(fake)
         made = loaded(fake, deliver, executor=executor, rows=8, budget=32)
         executor.engine = made._engine
+        if (folder / "compiles").exists():
+            made._grammars = SimpleNamespace(compiled=lambda grammar: time.sleep(60))  # type: ignore[assignment]
         return made
 
     engine_llm.load = scripted
     try:
-        with logging_to(options):
+        with ending_in_time(), logging_to(options):
             run(lambda: engine_llm.AsyncLLM("scripted"), host="127.0.0.1", port=port, options=options)
     except HeadraceError as error:
         sys.exit(f"error: {error}")

@@ -69,13 +69,14 @@ def test_the_file(tmp_path: Path) -> None:
         ("[keys.a]\nsha256 = 'abc'\n", 2, "64 hexadecimal"),
         ("# c\n\n[keys.a]\nconcurrent = 1\n", 3, "needs one of key and sha256"),
         (f"[keys.a]\nkey = '{ALICE}'\nsha256 = '{'0' * 64}'\n", 1, "needs one of"),
-        (f"[keys.b]\nkey = '{BOB}'\n[keys.a]\nkey = '{ALICE}'\nconcurrent = 0\n", 5, "at least 1"),
-        (f"[keys.a]\nkey = '{ALICE}'\nrequests_per_minute = true\n", 3, "at least 1"),
+        (f"[keys.b]\nkey = '{BOB}'\n[keys.a]\nkey = '{ALICE}'\nconcurrent = 0\n", 5, "from 1 to"),
+        (f"[keys.a]\nkey = '{ALICE}'\nrequests_per_minute = true\n", 3, "from 1 to"),
         (f"[keys.a]\nkey = '{ALICE}'\nrequests = 3\n", 3, "unknown field 'requests'; known are key, sha256"),
         (f"[keys.a]\nkey = '{ALICE}'\n[keys.b]\nkey = '{ALICE}'\n", 3, "the same key as keys.a"),
         (f"[keys.'a b']\nkey = '{ALICE}'\n", 1, "is no name"),
         (f"[other]\nx = 1\n[keys.a]\nkey = '{ALICE}'\n", 1, "only tables"),
         ("[keys.a]\nkey = '\xff'\n", 2, "not UTF-8"),
+        (f"[keys.a]\nkey = '{ALICE}'\nrequests_per_minute = {10**400}\n", 3, "from 1 to 1,000,000,000,000"),
     ],
 )
 def test_errors_name_the_line_and_tell_no_key(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -84,6 +85,22 @@ def test_errors_name_the_line_and_tell_no_key(tmp_path: Path, text: str, line: i
     assert f"line {line}" in str(caught.value)
     assert ALICE not in str(caught.value)
     assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("x = " + "[" * 100_000, "nested too deeply"), ("x = " + "1" * 5000, "is not TOML")]
+)
+def test_what_the_parser_gives_up_on_is_a_broken_file(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(KeyFileError, match=words):
+        parsed(text.encode(), tmp_path / "keys.toml")
+
+
+def test_many_keys_are_read_in_no_time(tmp_path: Path) -> None:
+    """Not each compared with each: that would take minutes, on the event loop."""
+    text = "".join(f"[keys.k{i}]\nkey = 'sk-{i:08}'\n" for i in range(20_000))
+    start = time.perf_counter()
+    assert len(parsed(text.encode(), tmp_path)) == 20_000
+    assert time.perf_counter() - start < 10
 
 
 def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
@@ -186,6 +203,20 @@ def test_a_broken_change_keeps_the_keys_and_is_told_once(
     assert found.name == "carol"
 
 
+def test_a_pipe_in_the_files_place_holds_nobody_up(
+    watched: tuple[Keys, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, file = watched
+    file.unlink()
+    os.mkfifo(file)
+    found: list[Key | None] = []
+    thread = threading.Thread(target=lambda: found.append(keys.find(ALICE)), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert found == [Key("alice", digest_of(ALICE))]
+    assert "no regular file" in caplog.text
+
+
 def test_the_option_itself() -> None:
     assert ALICE not in repr(ServerOptions(api_key=ALICE))
     for bad in ("short", "with space", "ключ-ключ-ключ"):
@@ -282,6 +313,7 @@ def test_requests_per_minute(served: tuple[httpx.Client, FakeLLM, Path]) -> None
     assert "requests_per_minute = 3" in message
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert 15 <= int(refused.headers["retry-after"]) <= 20
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert refused.headers["x-request-id"]
     assert http.get("/v1/models", headers=bearer(BOB)).status_code == 200, "only what computes counts"
     other = http.post(CHAT, json=ask, headers=bearer(ALICE))
@@ -409,6 +441,18 @@ def test_another_limit_keeps_what_was_used() -> None:
         limits.begin(more, 0.0)
     assert limits.headers(more, 0.0)["x-ratelimit-reset-requests"] == "1m0s"
     limits.begin(Key("k", b""), 0.0)
+
+
+def test_who_began_before_the_limits_changed_moves_none_of_them() -> None:
+    limits = KeyLimits()
+    free, bound = Key("k", b""), Key("k", b"", tokens_per_minute=100)
+    limits.begin(free, 0.0)
+    assert limits.charge(free, 90, 0.0) == 0
+    limits.begin(bound, 0.0)
+    assert limits.charge(bound, 90, 0.0) == 90
+    assert limits.headers(free, 0.0) == {}
+    limits.end(free, 0, 0, 0.0)
+    assert limits.headers(bound, 0.0)["x-ratelimit-remaining-tokens"] == "10"
 
 
 def test_looking_at_the_file_is_cheap(tmp_path: Path) -> None:

@@ -132,6 +132,13 @@ def test_open_metrics_form(served: tuple[str, FakeLLM]) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize("accept", ["text/plain; version=x.y", "application/openmetrics-text; version=abc", ";=,"])
+def test_a_form_that_nobody_knows_is_answered_as_text(served: tuple[str, FakeLLM], accept: str) -> None:
+    answer = httpx.get(served[0] + "/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
 def test_histograms_count_as_prometheus_does() -> None:
     histogram = Histogram((1, 2.5))
     for value in (0.5, 1, 1.5, 2.5, 3):

@@ -239,6 +239,28 @@ def test_o3_a_second_signal_ends_it_now_and_the_port_is_free(tmp_path: Path) -> 
         assert status(url) == 200
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_o3_while_a_grammar_compiles(tmp_path: Path, signals: int) -> None:
+    (tmp_path / "compiles").touch()
+    asked = {"messages": HELLO, "response_format": {"type": "json_object"}}
+    with Process(tmp_path, grace_s=1 if signals == 1 else 30) as process, ThreadPoolExecutor(3) as clients:
+        url = process.url()
+        answers = [clients.submit(httpx.post, url + CHAT, json=asked, timeout=30) for _ in range(3)]
+        until(lambda: "headrace_http_requests_running 4" in httpx.get(url + "/metrics").text)
+        time.sleep(0.2)
+        for _ in range(signals):
+            process.signal()
+            time.sleep(0.2)
+        start = time.monotonic()
+        code, told, rest = process.ended(10)
+        assert time.monotonic() - start < 5
+        assert {(one.result().status_code, one.result().json()["error"]["code"]) for one in answers} == {
+            (503, "stopping")
+        }
+    assert (code, rest) == (0, "")
+    assert not [line for line in told if line["level"] in ("warning", "error")]
+
+
 def test_o3_nobody_holds_up_the_end_by_not_reading(tmp_path: Path) -> None:
     (tmp_path / "fast").touch()
     with Process(tmp_path, grace_s=1, unread_tokens=10**9) as process:

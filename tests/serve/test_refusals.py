@@ -130,6 +130,27 @@ def test_legal_edges(api: Api, field: str, value: Any) -> None:
         assert answer.json()["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
+def test_token_ids_are_bounded_over_all_choices(api: Api, field: str) -> None:
+    """Half a megabyte of them, with two thousand prompts, would hold up the event loop for minutes."""
+    ids = [i % VOCAB for i in range(2**17)]
+    many: Any = ids if field == "stop_token_ids" else {str(i): 1 for i in range(2**17)}
+    more: Any = [*ids, *ids, 1] if field == "stop_token_ids" else {str(i): 1 for i in range(2**18 + 1)}
+    start = time.perf_counter()
+    for answer in (
+        api.complete(prompt=["a"] * 2048, **{field: many}),
+        api.complete(prompt=["a"] * 3, **{field: many}),
+        api.complete(n=3, **{field: many}),
+        api.chat(n=3, **{field: many}),
+        api.chat(**{field: more}),
+    ):
+        assert "at most 262144 together" in error_of(answer, 400, field)
+    assert time.perf_counter() - start < 20
+    assert not api.llm.submitted
+    one: Any = [VOCAB - 1] if field == "stop_token_ids" else {str(VOCAB - 1): 1}
+    assert api.complete(prompt=["a"] * 100, n=20, max_tokens=1, **{field: one}).status_code == 200
+
+
 def test_null_is_absent(api: Api) -> None:
     every = {name: None for name in ChatBody.model_fields if name != "messages"}
     assert api.chat(**every).json()["choices"][0]["message"]["content"] == "hello world, MONDAY"

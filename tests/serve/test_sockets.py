@@ -301,3 +301,71 @@ def test_what_is_not_read_is_bounded(real: tuple[LiveServer, engine_llm.AsyncLLM
     assert httpx.post(live.url + COMPLETIONS, json={"prompt": "x", "max_tokens": 400}).status_code == 200
     whole = {"prompt": "x", "max_tokens": 400, "logprobs": 20, "ignore_eos": True}
     assert httpx.post(live.url + COMPLETIONS, json=whole, timeout=30).status_code == 200, "only who streams is bounded"
+
+
+# ---- what stands around a request
+
+
+def told(port: int, sent: bytes, pieces: int = 1) -> list[tuple[int, Any]]:
+    """Status and body of each answer to what is sent, until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        size = -(-len(sent) // pieces)
+        for at in range(0, len(sent), size):
+            sock.sendall(sent[at : at + size])
+            time.sleep(0.02 if pieces > 1 else 0)
+        raw = b"".join(iter(lambda: sock.recv(2**16), b""))
+    answers = []
+    while raw:
+        head, _, rest = raw.partition(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+        answers.append((int(head.split()[1]), json.loads(rest[:length])))
+        raw = rest[length:]
+    return answers
+
+
+def asking(prompt: str, *headers: str, close: bool = False) -> bytes:
+    body = json.dumps({"prompt": prompt, "max_tokens": 1, "echo": True}).encode()
+    lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    lines += ["Connection: close"] if close else []
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
+OFFER = (
+    "Connection: Upgrade, HTTP2-Settings",
+    "Upgrade: h2c",
+    "HTTP2-Settings: AAEAAEAAAAIAAAAB",
+)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 40])
+def test_another_protocol_that_is_offered_is_declined(pieces: int) -> None:
+    """As Java's client does with each first request to a server; the body is still the request's."""
+    with LiveServer(FakeLLM) as live:
+        live.wait_ready()
+        sent = asking("a", *OFFER) + asking("b") + asking("c", *OFFER) + asking("d", close=True)
+        answers = told(live.port, sent, pieces)
+    assert [status for status, _ in answers] == [200] * 4
+    assert [body["choices"][0]["text"][0] for _, body in answers] == list("abcd")
+
+
+def test_tunnels_are_refused() -> None:
+    with LiveServer(FakeLLM) as live:
+        live.wait_ready()
+        with socket.create_connection(("127.0.0.1", live.port), timeout=10) as sock:
+            sock.sendall(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\nabc")
+            assert b" 400 " in sock.recv(2**16)
+        assert httpx.get(live.url + "/health").status_code == 200
+
+
+def test_a_trailer_is_no_header() -> None:
+    """A proxy in front has judged the headers; nothing may come in behind its back."""
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
+    chunks = b"\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+    key = "Authorization: Bearer sk-0123456789\r\n"
+    with LiveServer(FakeLLM, api_key="sk-0123456789") as live:
+        live.wait_ready()
+        ((status, _),) = told(live.port, head.encode() + chunks + key.encode() + b"\r\n")
+        assert status == 401
+        ((status, _),) = told(live.port, (head + key).encode() + chunks + b"X-Sum: 1\r\n\r\n")
+        assert status == 200

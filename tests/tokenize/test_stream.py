@@ -194,6 +194,16 @@ def test_cheap_for_every_token(text: str) -> None:
     assert time.perf_counter() - start < 10  # quadratic: minutes
 
 
+def test_the_choices_of_a_request_share_what_is_known_of_its_stop_strings() -> None:
+    """2,048 choices would cost the engine's thread 40 seconds otherwise."""
+    stop = ["a" * 4095 + letter for letter in "bcdefghijklmnopq"]
+    TextStream(PIECES, stop=stop)
+    start = time.perf_counter()
+    for _ in range(200):
+        TextStream(PIECES, stop=stop)
+    assert time.perf_counter() - start < 0.5
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 258), max_size=30))
 @example([0xF0, 0x9F])

@@ -30,9 +30,10 @@ def serve(
     server: ServerOptions,
 ) -> None:
     """Serve a model over HTTP, in the form that clients of OpenAI speak."""
+    from headrace.serve.app import ending_in_time
     from headrace.serve.app import serve as run_server
 
-    with logging_to(server), ExitStack() as drawn:
+    with ending_in_time(), logging_to(server), ExitStack() as drawn:
         progress = drawn.enter_context(bars())
         run_server(
             model,

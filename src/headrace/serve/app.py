@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +46,10 @@ LAST_S = 5
 
 TOLD_S = 0.5
 """How long requests whose time of grace is over have to tell their clients so."""
+
+
+LEFT_S = 2.0
+"""How long the process may take to end once the server has."""
 
 
 def create_app(
@@ -135,6 +141,27 @@ def run(
         gc.unfreeze()
     if failure:
         raise failure[0]
+
+
+@contextlib.contextmanager
+def ending_in_time() -> Iterator[None]:
+    """For a program whose end this is. Python waits then for every thread, however long it still compiles a grammar for
+    nobody: no longer than `LEFT_S`. The exit code is 0, or 1 where there was an error."""
+    code = 1
+    try:
+        yield
+        code = 0
+    finally:
+        last = threading.Timer(LEFT_S, _end, (code,))
+        last.daemon = True
+        last.start()
+
+
+def _end(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 def configured(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace.errors import RequestError
-from headrace.params import SamplingParams
+from headrace.params import MAX_CHOICES, SamplingParams
 from headrace.serve.fields import CHAT, COMPLETIONS, sift
 from headrace.serve.reading import QUOTED, quoted
 from headrace.serve.rendering import check_ends
@@ -22,6 +22,10 @@ from headrace.serve.structured import Form, form_of
 
 COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that does not name it, as OpenAI's; fewer where the context holds fewer."""
+
+MAX_IDS = 2**18
+"""Most entries of `logit_bias`, and of `stop_token_ids`, over all choices of a request: as many as the largest
+vocabularies have. Each choice holds its own, and judging them holds up the event loop."""
 
 
 class StreamOptions(BaseModel):
@@ -101,6 +105,12 @@ class _Body(BaseModel):
     def form(self) -> Form | None:
         """What the answer must be. RequestError names the key at fault."""
         return form_of(self.response_format, self.structured_outputs)
+
+    def judge_ids(self, prompts: int) -> None:
+        """RequestError where so many prompts are too many for the token ids that come with each."""
+        choices = prompts * min(max(self.n or 1, 1), MAX_CHOICES)
+        for name in ("logit_bias", "stop_token_ids"):
+            _judge_count(name, getattr(self, name), choices)
 
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -211,6 +221,7 @@ G = TypeVar("G", ChatBody, CompletionBody)
 def chat_body(body: Mapping[str, Any]) -> ChatBody:
     """RequestError names the field at fault."""
     parsed = _generating(ChatBody, sift(body, ChatBody.model_fields, CHAT))
+    parsed.judge_ids(1)
     check_ends(parsed)
     return parsed
 
@@ -238,7 +249,17 @@ def validated(kind: type[B], fields: Mapping[str, Any]) -> B:
         raise RequestError(f"{param}: {said}, not {quoted(first['input'])}", param) from None
 
 
+def _judge_count(name: str, ids: Any, choices: int = 1) -> None:
+    if isinstance(ids, list | dict) and len(ids) * choices > MAX_IDS:
+        each = f" for each of {choices} choices" if choices > 1 else ""
+        raise RequestError(
+            f"{name} has {len(ids)} entries{each}; in one request they are at most {MAX_IDS} together", name
+        )
+
+
 def _generating(kind: type[G], fields: Mapping[str, Any]) -> G:
+    for name in ("logit_bias", "stop_token_ids"):
+        _judge_count(name, fields.get(name))
     parsed = validated(kind, fields)
     if parsed.stream_options is not None:
         if not parsed.stream:

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: uvicorn's, with bounds on what a client may do to it. Knows bytes and uvicorn, no routes.
 
 uvicorn tells only the request that came last that its client has left, reads heads of any size, waits for ever for what
-is not sent, and accepts more connections than there are descriptors. What it does with a request that was read whole is
-left as it is.
+is not sent, takes trailers for headers, loses the body of a request that offers another protocol, and accepts more
+connections than there are descriptors. What it does with a request that was read whole is left as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -53,6 +54,32 @@ def most_connections(asked: int | None) -> int:
     return half if asked is None else min(asked, half)
 
 
+class _Parser(httptools.HttpRequestParser):
+    """Goes on in HTTP/1.1 where a client offers another protocol (`Upgrade`), as every server may (RFC 9110, 7.8). To
+    httptools what follows such a head is in that protocol; but it is the request's body. Java's client offers HTTP/2
+    with its first request to a server, whatever that is.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        # requests that come before the answer that closes the connection are no error, as in uvicorn
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def offers(self) -> bool:
+        """Whether the last head offered another protocol, and is a request nevertheless."""
+        return bool(self.should_upgrade()) and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        while True:
+            try:
+                return super().feed_data(data)
+            except httptools.HttpParserUpgrade as offered:
+                if not self.offers():
+                    raise
+                data = self._connection.head_without_offer() + data[offered.args[0] :]
+
+
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """The methods are callbacks: of the event loop, and of the parser that `data_received` feeds.
 
@@ -67,6 +94,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def __init__(self, limits: ServerOptions, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.parser: _Parser = _Parser(self)
+        self._in_head = True
         self._limits = limits
         self._answer = self.app
         self.app = self._answer_who_is_there
@@ -120,10 +149,25 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head = True
         self._sending = True
         self._watch()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers come after the request was judged, by whoever stands before this server, too
+            super().on_header(name, value)
+
+    def head_without_offer(self) -> bytes:
+        """The last head, which offered another protocol, once more without that."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self.parser.offers():
+            return  # it comes again
         self._loose = 0
         super().on_headers_complete()
         while self._unanswered and self._unanswered[0].response_complete:
@@ -137,6 +181,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.offers():
+            return
         self._loose = 0
         self._sending = False
         super().on_message_complete()

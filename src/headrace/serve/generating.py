@@ -93,6 +93,7 @@ async def _judge(llm: AsyncLLM, params: SamplingParams, at: str) -> None:
 async def _asked(llm: AsyncLLM, body: CompletionBody) -> list[Asked]:
     """The prompts of a body as token ids, with their parameters and, where asked for, their texts."""
     prompts = prompts_of(body.prompt)
+    body.judge_ids(min(len(prompts), MAX_ALL_CHOICES))
     first = body.params(room=COMPLETION_TOKENS)  # judged before any tokenizing
     if len(prompts) * (body.n or 1) > MAX_ALL_CHOICES:
         raise RequestError(

@@ -6,10 +6,9 @@ A key is kept as its SHA-256 only.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from headrace.serve.options import KEY_CHARACTERS, is_key
 FILE_BYTES = 2**20
 """Largest file of keys."""
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
+MOST = 10**12
+"""Largest limit: a bucket counts exactly."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -66,24 +67,29 @@ def parsed(raw: bytes, file: Path) -> list[Key]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise KeyFileError(f"{file}, line {line}: is not UTF-8") from None
+    except RecursionError:
+        raise KeyFileError(f"{file}: is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         message, _, place = str(error).removesuffix(")").rpartition(" (at ")
         at = re.match(r"line \d+", place)  # else it is the end of the document
         raise KeyFileError(f"{file}, {at[0] if at else f'line {_last_line(text)}'}: is not TOML: {message}") from None
+    except ValueError as error:
+        raise KeyFileError(f"{file}: is not TOML: {error}") from None  # a number of thousands of digits
     tables = told.pop("keys", {})
     if told or not isinstance(tables, dict):
         name = next(iter(told), "keys")
         raise KeyFileError(f"{file}, line {_line(text, name)}: only tables [keys.NAME] can stand here, not {name!r}")
     if not tables:
         raise KeyFileError(f"{file}: holds no keys; one is two lines, [keys.alice] and key = '...'")
-    keys: list[Key] = []
+    keys: dict[bytes, Key] = {}
     for name, table in tables.items():
         try:
-            keys.append(_key(name, table))
-            _judge_another(keys)
+            key = _key(name, table)
+            if (other := keys.setdefault(key.digest, key)) is not key:
+                raise _FieldError(None, f"has the same key as keys.{other.name}")
         except _FieldError as error:
             raise KeyFileError(f"{file}, line {_line(text, name, error.field)}: keys.{name} {error}") from None
-    return keys
+    return list(keys.values())
 
 
 class _FieldError(Exception):
@@ -105,8 +111,9 @@ def _key(name: str, table: Any) -> Key:
             raise _FieldError(field_name, f"has the unknown field {field_name!r}; known are {known}")
     limits = {limit: table[limit] for limit in LIMITS if limit in table}
     for limit, value in limits.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _FieldError(limit, f"has {limit} = {shown(value)}, which must be a whole number of at least 1")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+            rule = f"a whole number from 1 to {MOST:,}"
+            raise _FieldError(limit, f"has {limit} = {shown(value)}, which must be {rule}")
     return Key(name, _digest(table), **limits)
 
 
@@ -121,13 +128,6 @@ def _digest(table: Mapping[str, Any]) -> bytes:
     if not isinstance(table["sha256"], str) or not _DIGEST.fullmatch(table["sha256"]):
         raise _FieldError("sha256", "has a sha256 that is none: 64 hexadecimal digits")
     return bytes.fromhex(table["sha256"])
-
-
-def _judge_another(keys: Sequence[Key]) -> None:
-    """The last is another key than those before."""
-    for key in keys[:-1]:
-        if hmac.compare_digest(key.digest, keys[-1].digest):
-            raise _FieldError(None, f"has the same key as keys.{key.name}")
 
 
 def _line(text: str, name: str, field_name: str | None = None) -> int:

@@ -85,8 +85,10 @@ class Keys:
     def _read(self, file: Path) -> None:
         """Take over the file's keys. A broken one is not read again before it changes."""
         before = self._seen
-        with open(file, "rb") as opened:
+        with open(file, "rb", opener=_without_waiting) as opened:
             about = os.fstat(opened.fileno())
+            if not stat.S_ISREG(about.st_mode):  # a pipe could be read once only, and waits for who writes into it
+                raise KeyFileError(f"{file}: is no regular file")
             self._seen = _signature(about)
             self._fresh = time.time() - about.st_mtime < FRESH_S
             raw = opened.read(FILE_BYTES + 1)
@@ -96,6 +98,10 @@ class Keys:
         if about.st_mode & stat.S_IROTH and _PLAIN.search(raw) and not before:
             _log.warning("%s can be read by everybody on this machine (chmod 600 %s)", file, file)
         self._keys = (*self._own, *keys)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _signature(about: os.stat_result) -> tuple[object, ...]:

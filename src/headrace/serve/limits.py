@@ -75,13 +75,16 @@ class KeyLimits:
             raise _exceeded(key, "requests_per_minute", bucket.per_minute, "it has none left", wait)
         self._running[key.name] = running + 1
 
-    def charge(self, key: Key, tokens: int, now: float) -> None:
-        """Tokens that a request may need: its prompts and what it asks for. Exceeded where they are not there."""
-        if (bucket := _of(self._tokens, key.name, key.tokens_per_minute, now)) is not None and (
-            wait := bucket.take(tokens, now)
-        ):
+    def charge(self, key: Key, tokens: int, now: float) -> int:
+        """Tokens that a request may need: its prompts and what it asks for. How many were taken: all, or none where the
+        key has no such limit. Exceeded where they are not there."""
+        bucket = _of(self._tokens, key.name, key.tokens_per_minute, now)
+        if bucket is None:
+            return 0
+        if wait := bucket.take(tokens, now):
             left = f"this request needs {tokens} and {max(0, math.floor(bucket.level(now)))} are left"
             raise _exceeded(key, "tokens_per_minute", bucket.per_minute, left, wait)
+        return tokens
 
     def end(self, key: Key, charged: int, used: int, now: float) -> None:
         """A request of this key is over; of the tokens that it was charged for it used so many."""
@@ -106,9 +109,9 @@ class KeyLimits:
 
 
 def _of(buckets: dict[str, Bucket], name: str, per_minute: int | None, now: float) -> Bucket | None:
-    """The bucket of a key as its limit is just now; None where it has none."""
+    """The bucket of a key as its limit is just now; None where it has none. A bucket stays where the limit goes: a
+    request that began before the file of keys changed must not empty, or fill, that of those after it."""
     if per_minute is None:
-        buckets.pop(name, None)
         return None
     bucket = buckets.get(name)
     if bucket is None:

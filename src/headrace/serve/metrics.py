@@ -96,7 +96,10 @@ class Metrics:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Once([*self._own(engine.model), *_of_engine(engine)]))
         ProcessCollector(registry=registry)
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
         return encode(registry), content_type
 
     def _own(self, model: str) -> Iterator[Metric]:

@@ -55,6 +55,7 @@ class Visit:
     counted: bool = False
     """Whether the limits of its key know of it."""
     charged: int = 0
+    """Tokens that were taken of what its key has left."""
     status: int | None = None
     error: str | None = None
     """The code of the error that ended it."""
@@ -76,10 +77,9 @@ class Visit:
         """Problem 429 where its key has not so many tokens left."""
         if self.key is not None:
             try:
-                self.visits.limits.charge(self.key, tokens, time.monotonic())
+                self.charged = self.visits.limits.charge(self.key, tokens, time.monotonic())
             except Exceeded as error:
                 raise over_limit(str(error), error.retry_s) from None
-            self.charged = tokens
 
     def started(self, engine_id: str, tokens: int, choices: int, text: Callable[[], str]) -> None:
         """One prompt of so many tokens was handed to the engine."""
@@ -133,7 +133,7 @@ class Visit:
 
     def headers(self) -> dict[str, str]:
         """What its answer tells of the limits of its key."""
-        if self.key is None or not self.counted:
+        if self.key is None or self.method != "POST":
             return {}
         return self.visits.limits.headers(self.key, time.monotonic())
 

@@ -4,6 +4,7 @@ is not yet out; knows the tokenizer's pieces, no requests."""
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Sequence
 
 from headrace.tokenize.tokenizer import Tokenizer
@@ -101,12 +102,14 @@ class _Watch:
         return complete
 
 
-def _borders(string: str) -> list[int]:
-    """[i]: length of the longest proper start of string[:i] that is also its end."""
+@functools.lru_cache(64)
+def _borders(string: str) -> tuple[int, ...]:
+    """[i]: length of the longest proper start of string[:i] that is also its end. Found once for all choices of a
+    request: for 16 strings of the largest size that takes 20 ms, in which no step runs."""
     back = [0, 0]
     for i in range(1, len(string)):
         matched = back[i]
         while matched and string[matched] != string[i]:
             matched = back[matched]
         back.append(matched + 1 if string[matched] == string[i] else 0)
-    return back
+    return tuple(back)

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from headrace.engine import llm as engine_llm
 from headrace.errors import OptionError
+from headrace.execute.plan import Masks, Plan, Result
 from headrace.serve.app import configured, create_app
 from headrace.serve.connection import Connection
 from headrace.serve.options import ServerOptions
@@ -267,12 +268,20 @@ def test_whole_answers_that_nobody_takes_are_let_go() -> None:
 
 @pytest.fixture
 def real() -> Iterator[tuple[LiveServer, engine_llm.AsyncLLM]]:
-    """The real engine's streams."""
+    """The real engine's streams, its steps as slow as a small model's: else an answer is done before anybody reads."""
     fake, kept = FakeLLM(), list[engine_llm.AsyncLLM]()
     fake.script = lambda prompt, choice: Script([120] * 480)
 
     def load() -> engine_llm.AsyncLLM:
         kept.append(engine_llm.AsyncLLM("scripted"))
+        executor = kept[0].model._engine._executor
+        run = executor.run
+
+        def slowly(plan: Plan, masks: Masks | None = None) -> Result:
+            time.sleep(0.003)
+            return run(plan, masks)
+
+        executor.run = slowly
         return kept[0]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -302,7 +302,7 @@ def main() -> None:
         args.json.write_text(json.dumps({"options": said, "medians": curves, "runs": runs}, indent=1) + "\n")
     if args.plot is not None:
         if len(curves) > 1:
-            plot_curves(curves, args.plot, what)
+            plot_curves(curves, args.plot, what.replace(f"x {scale:g}", f"x {args.scale}"))
         else:
             plot(curves[scales[0]], args.plot, what)
 

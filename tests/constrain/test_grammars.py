@@ -7,7 +7,6 @@ import random
 import re
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,11 @@ from headrace.constrain.compiler import KEPT, Compiler
 from headrace.constrain.constraint import Constraint, ConstraintError
 from headrace.constrain.guided import Guided
 from headrace.errors import RequestError
-from headrace.loading.checkpoint import open_checkpoint
 from headrace.params import MAX_GRAMMAR_CHARS, Grammar, SamplingParams
 from headrace.tokenize.tokenizer import Tokenizer
 
 WIDTH = 49152 + 70
 """Wider than the tokenizer, as in many models."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return open_checkpoint(smollm2, cache_dir=tmp_path_factory.mktemp("tokenizers")).tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from headrace.constrain.compiler import Compiler
 from headrace.constrain.constraint import Constraint
 from headrace.constrain.schema import judged
 from headrace.errors import RequestError
-from headrace.loading.checkpoint import open_checkpoint
 from headrace.params import Grammar, SamplingParams
 from headrace.tokenize.tokenizer import Tokenizer
 from tests.constrain.drawn import Drawer, faults
@@ -25,11 +24,6 @@ DRAWN = 8
 """Answers of each schema that are drawn without a model."""
 ASKED = 2
 """Answers of each schema by SmolLM2."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return open_checkpoint(smollm2, cache_dir=tmp_path_factory.mktemp("tokenizers")).tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -192,6 +192,12 @@ def test_ends_are_allowed_where_an_answer_may_end() -> None:
     assert got == {1: ([{1, EOS, 60}], None), 2: ([{2}], None), 3: ([{1}], None), 4: ([set()], None)}
 
 
+def test_ends_beyond_the_logits_are_no_concern() -> None:
+    far = frozenset({EOS, 10**6})
+    got = masks(Asked(1, counted(1), far), Asked(2, counted(2), far), eos=far)
+    assert got == {1: ([{1, EOS}], None), 2: ([{2}], None)}
+
+
 def test_the_models_own_ends_are_no_tokens_of_an_answer() -> None:
     got = masks(
         Asked(1, thinking(begun=True), frozenset()), Asked(2, thinking(Counting(), begun=True), frozenset({EOS}))

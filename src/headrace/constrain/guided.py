@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from headrace.constrain.constraint import ConstraintError, Words
 
 LIMITS = LLParserLimits(verbose_errors=False)
-"""Fuel of the library's lexer and parser. With its defaults no grammar that was seen took a second to compile, or a
-tenth of one for a mask: docs/techniques/constrained-output.md."""
+"""The library's own fuel for lexer and parser. What holds compiling and masks within bounds is judged before it sees a
+grammar: `schema`, `patterns`, `lark`."""
 
 REASON = 300
 """Longest reason that is passed on, in characters."""

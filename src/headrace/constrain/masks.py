@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,13 +73,21 @@ class Filler:
 
     def _line(self, one: Asked, line: Words) -> None:
         one.constraint.fill(line)
-        accepting = one.constraint.accepting
-        for token in self._eos | one.ends:
-            bit = 1 << (token % 32)
-            if accepting and token in one.ends:
-                line[token // 32] |= bit
-            else:
-                line[token // 32] &= ~bit & 0xFFFFFFFF
+        line &= ~_bits(self._eos, self._words)
+        ends = _bits(one.ends, self._words)
+        if one.constraint.accepting:
+            line |= ends
+        else:
+            line &= ~ends
+
+
+@lru_cache(maxsize=64)
+def _bits(tokens: frozenset[int], words: int) -> Words:
+    """A line that allows these tokens; those beyond the logits cannot be chosen anyway."""
+    line = np.zeros(words, np.uint32)
+    ids = np.fromiter((token for token in tokens if token < 32 * words), np.uint32)
+    np.bitwise_or.at(line, ids // 32, np.uint32(1) << ids % 32)
+    return line
 
 
 def _allows(line: Words, token: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from headrace.constrain.lark import admit
 from headrace.errors import RequestError
 from headrace.params import Grammar
-from headrace.serve.reading import QUOTED, quoted
+from headrace.serve.reading import check_keys, quoted
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """Keys of `structured_outputs`, of which a request has one."""
@@ -45,20 +45,20 @@ def _response_format(value: Any) -> Form | None:
     kind = _object(value, at).get("type")
     match kind:
         case "text":
-            _only(value, at, "type")
+            check_keys(value, at, "type")
             return None
         case "json_object":
-            _only(value, at, "type")
+            check_keys(value, at, "type")
             return Form(Grammar("json", OBJECT), at)
         case "json_schema":
-            _only(value, at, "type", "json_schema")
+            check_keys(value, at, "type", "json_schema")
             return _named_schema(value.get("json_schema"), f"{at}.json_schema")
     raise RequestError(f"{at}.type must be text, json_object or json_schema, not {quoted(kind)}", f"{at}.type")
 
 
 def _named_schema(value: Any, at: str) -> Form:
     """OpenAI's `json_schema`. `strict` makes no difference: every schema is enforced."""
-    _only(_object(value, at), at, "name", "description", "schema", "strict")
+    check_keys(_object(value, at), at, "name", "description", "schema", "strict")
     for key, kind in (("name", str), ("description", str | None), ("strict", bool | None)):
         if not isinstance(value.get(key), kind):
             raise RequestError(f"{at}.{key} must be {_WORDS[key]}, not {quoted(value.get(key))}", f"{at}.{key}")
@@ -73,7 +73,7 @@ _WORDS = {"name": "a string", "description": "a string", "strict": "true or fals
 def _structured(value: Any) -> Form:
     at = "structured_outputs"
     given = {key: said for key, said in _object(value, at).items() if said is not None}
-    _only(given, at, *KINDS)
+    check_keys(given, at, *KINDS)
     if len(given) != 1:
         raise RequestError(f"{at} must have one of {', '.join(KINDS)}, not {len(given)} of them", at)
     ((key, said),) = given.items()
@@ -122,10 +122,3 @@ def _text(value: Any, at: str) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{at} must be a string, not {quoted(value)}", at)
     return value
-
-
-def _only(value: Mapping[str, Any], at: str, *keys: str) -> None:
-    for key in value:
-        if key not in keys:
-            shown = key[:QUOTED]
-            raise RequestError(f"{at} has the unknown key {shown!r}; it takes {', '.join(keys)}", f"{at}.{shown}")

@@ -33,7 +33,7 @@ class Process:
     def __init__(self, folder: Path, port: int = 0, **options: Any) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "tests.serve.server_process", str(folder), str(port), json.dumps(options)]
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         self.popen = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
@@ -41,7 +41,9 @@ class Process:
     def url(self) -> str:
         """Once it is ready."""
         assert self.popen.stdout is not None
-        return self.popen.stdout.readline().split()[1].removesuffix("/v1")
+        line = self.popen.stdout.readline()
+        assert line, f"the server ended before it was ready: {self.ended(10)[2]}"
+        return line.split()[1].removesuffix("/v1")
 
     def fail(self, how: str = "raise") -> None:
         (self.folder / how).touch()

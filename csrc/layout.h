@@ -71,6 +71,7 @@ constexpr const char* kWeightNames[kKinds] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q
 // The values of IQ4_NL and IQ4_XS plus 128 (ggml-common.h of GGML gives the table).
 constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
+constexpr int ceil_div(int64_t n, int64_t by) { return static_cast<int>((n + by - 1) / by); }
 constexpr int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // One weight, packed. bf16: panels of [inputs / 2][16][2], inputs filled up to 32. f16, f32: lines of `inputs` filled up
@@ -83,7 +84,7 @@ struct Weight {
 
   bool quantized() const { return static_cast<int>(kind) < kQuantized; }
   const WeightShape& shape() const { return kShapes[static_cast<int>(kind)]; }
-  int panels() const { return (outputs + kLanes - 1) / kLanes; }
+  int panels() const { return ceil_div(outputs, kLanes); }
   int outputs_of(int panel) const { return outputs - panel * kLanes < kLanes ? outputs - panel * kLanes : kLanes; }
   int64_t panel_bytes() const {
     if (quantized()) return up(inputs, shape().inputs()) / shape().inputs() * shape().chunk_bytes();

@@ -53,8 +53,6 @@ void angles(int position, const float* frequencies, int half, float factor, floa
   }
 }
 
-int ceil_div(int64_t n, int64_t by) { return static_cast<int>((n + by - 1) / by); }
-
 }  // namespace
 
 uint8_t* reserve(int64_t bytes) {

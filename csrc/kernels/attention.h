@@ -18,20 +18,31 @@ struct Head {
   const uint8_t* values;
   int dim;
   int groups;
+  // From here to the block that is next, 0 for none. Each cache line that is read asks for its like there: only the table
+  // knows where that lies, and asking for many at once would hold up the loads.
+  int64_t keys_ahead = 0, values_ahead = 0;
 
   Head(const Pool& pool, int block, int kv_head)
       : keys(pool.keys(block, kv_head)), values(pool.values(block, kv_head)), dim(pool.dim), groups(pool.groups()) {}
 
+  void followed_by(const Head& next) {
+    keys_ahead = next.keys - keys;
+    values_ahead = next.values - values;
+  }
   // Channels 2p and 2p + 1 of the keys of tokens 16 h .. 16 h + 15.
   ALWAYS void key_pair(int p, int h, Lanes::F& even, Lanes::F& odd) const {
     const int at = 2 * p * kBlock + 16 * h;
     if constexpr (format == KV::f32) {
       const auto* k = reinterpret_cast<const float*>(keys) + at;
+      ask(k, keys_ahead), ask(k + kBlock, keys_ahead);
       even = Lanes::load(k);
       odd = Lanes::load(k + kBlock);
     } else if constexpr (format == KV::bf16) {
-      split(keys + (p * kBlock + 16 * h) * 4, even, odd);
+      const uint8_t* k = keys + (p * kBlock + 16 * h) * 4;
+      ask(k, keys_ahead);
+      split(k, even, odd);
     } else {
+      if (h == 0) ask(keys + at, keys_ahead);
       even = Lanes::to_float(load_codes(keys + at));
       odd = Lanes::to_float(load_codes(keys + at + kBlock));
     }
@@ -40,18 +51,23 @@ struct Head {
   ALWAYS void value_pair(int p, int d, Lanes::F& even, Lanes::F& odd) const {
     if constexpr (format == KV::f32) {
       const auto* v = reinterpret_cast<const float*>(values) + 2 * p * dim + d;
+      ask(v, values_ahead), ask(v + dim, values_ahead);
       even = Lanes::load(v);
       odd = Lanes::load(v + dim);
     } else if constexpr (format == KV::bf16) {
-      split(values + (p * dim + d) * 4, even, odd);
+      const uint8_t* v = values + (p * dim + d) * 4;
+      ask(v, values_ahead);
+      split(v, even, odd);
     } else if constexpr (format == KV::int8) {
       const uint8_t* v = values + 2 * p * groups * kKVGroup + d;
+      if (d % 64 == 0) ask(v, values_ahead), ask(v + groups * kKVGroup, values_ahead);
       even = Lanes::to_float(load_codes(v));
       odd = Lanes::to_float(load_codes(v + groups * kKVGroup));
     } else {
       const uint8_t* v = values + (2 * p * groups + d / kKVGroup) * kLanes;
-      const Lanes::I first = load_codes(v), second = load_codes(v + groups * kLanes);
       const bool upper = d % kKVGroup != 0;
+      if (!upper) ask(v, values_ahead);
+      const Lanes::I first = load_codes(v), second = load_codes(v + groups * kLanes);
       even = Lanes::to_float(upper ? Lanes::template sra<4>(first) : lower(first));
       odd = Lanes::to_float(upper ? Lanes::template sra<4>(second) : lower(second));
     }
@@ -65,6 +81,9 @@ struct Head {
   ALWAYS Lanes::F scales(const uint8_t* head, int group, int h) const {
     const uint8_t* behind = head + groups * kKVGroup * kBlock * bits / 8;
     return Lanes::load_bfloat(reinterpret_cast<const uint16_t*>(behind) + group * kBlock + 16 * h);
+  }
+  static ALWAYS void ask(const void* line, int64_t ahead) {
+    __builtin_prefetch(static_cast<const uint8_t*>(line) + ahead);
   }
   static ALWAYS void split(const uint8_t* p, Lanes::F& even, Lanes::F& odd) {
     const Lanes::I both = Lanes::load_i(reinterpret_cast<const int32_t*>(p));
@@ -97,125 +116,121 @@ ALWAYS Lanes::F scaled(const Lanes::F& product, float scale, float cap) {
   return cap > 0.0f ? cap_of(s, Lanes::set(cap)) : s;
 }
 
-// Scores of R lines against `wide` times 16 keys, from half `half` on.
-template <KV format, int R, int wide>
+// Scores of R lines against 16 keys, the half `half` of a block.
+template <KV format, int R>
 ALWAYS void score(const Head<format>& head, int half, Tile& t, int line, float scale, float cap) {
-  Lanes::F sum[wide][R], even[wide][R], odd[wide][R];
-  for (int h = 0; h < wide; ++h) {
-    for (int r = 0; r < R; ++r) sum[h][r] = Lanes::zero();
-  }
+  Lanes::F sum[R], even[R], odd[R];
+  for (int r = 0; r < R; ++r) sum[r] = Lanes::zero();
   for (int step = 0; step < head.dim; step += 32) {
     const int end = (step + 32 < head.dim ? step + 32 : head.dim) / 2;
-    for (int h = 0; h < wide; ++h) {
-      for (int r = 0; r < R; ++r) even[h][r] = odd[h][r] = Lanes::zero();
-    }
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = Lanes::zero();
     for (int p = step / 2; p < end; ++p) {
-      Lanes::F k0[wide], k1[wide];
-      for (int h = 0; h < wide; ++h) head.key_pair(p, half + h, k0[h], k1[h]);
+      Lanes::F k0, k1;
+      head.key_pair(p, half, k0, k1);
       for (int r = 0; r < R; ++r) {
-        const Lanes::F q0 = Lanes::set(t.q[line + r][2 * p]), q1 = Lanes::set(t.q[line + r][2 * p + 1]);
-        for (int h = 0; h < wide; ++h) {
-          even[h][r] = Lanes::fma(k0[h], q0, even[h][r]);
-          odd[h][r] = Lanes::fma(k1[h], q1, odd[h][r]);
-        }
+        even[r] = Lanes::fma(k0, Lanes::set(t.q[line + r][2 * p]), even[r]);
+        odd[r] = Lanes::fma(k1, Lanes::set(t.q[line + r][2 * p + 1]), odd[r]);
       }
     }
-    for (int h = 0; h < wide; ++h) {
-      Lanes::F factor;
-      if constexpr (Head<format>::kScaled) factor = head.key_scales(step / kKVGroup, half + h);
+    if constexpr (Head<format>::kScaled) {
+      const Lanes::F factor = head.key_scales(step / kKVGroup, half);
       for (int r = 0; r < R; ++r) {
-        const Lanes::F product = Lanes::add(even[h][r], odd[h][r]);
-        if constexpr (Head<format>::kScaled) {
-          sum[h][r] = Lanes::fma(Lanes::add(Lanes::zero(), product), factor, sum[h][r]);
-        } else {
-          sum[h][r] = Lanes::add(sum[h][r], product);
-        }
+        sum[r] = Lanes::fma(Lanes::add(Lanes::zero(), Lanes::add(even[r], odd[r])), factor, sum[r]);
       }
+    } else {
+      for (int r = 0; r < R; ++r) sum[r] = Lanes::add(sum[r], Lanes::add(even[r], odd[r]));
     }
   }
-  for (int h = 0; h < wide; ++h) {
-    for (int r = 0; r < R; ++r) {
-      Lanes::store(t.p[line + r] + 16 * (half + h), scaled(sum[h][r], scale, cap));
-    }
-  }
+  for (int r = 0; r < R; ++r) Lanes::store(t.p[line + r] + 16 * half, scaled(sum[r], scale, cap));
 }
 
-// Scores to probabilities, and the rescaling of what came before. `first` is the block's first position.
-template <KV format>
-ALWAYS void soften(Tile& t, int line, int first, int window, int dim) {
-  float* p = t.p[line];
-  const int at = t.position[line];
-  const int from = window > 0 && at - window + 1 > first ? at - window + 1 - first : 0;
-  const int to = at - first < kBlock - 1 ? at - first + 1 : kBlock;
-  const bool whole = from == 0 && to == kBlock;
-  t.live[line] = from < to;
-  if (!t.live[line]) {
-    for (int i = 0; i < kBlock; ++i) p[i] = 0.0f;
-    return;
-  }
-  if (!whole) {
-    for (int i = 0; i < from; ++i) p[i] = kNothing;
-    for (int i = to; i < kBlock; ++i) p[i] = kNothing;
-  }
-  const Lanes::F low = Lanes::load(p), high = Lanes::load(p + 16);
-  const float here = Lanes::largest(Lanes::max(low, high));
-  const float m = here > t.m[line] ? here : t.m[line];
-  const Lanes::F top = Lanes::set(m);
-  Lanes::F a = exp_of(Lanes::sub(low, top)), b = exp_of(Lanes::sub(high, top));
-  if constexpr (format == KV::bf16) a = bf16_of(a), b = bf16_of(b);
-  Lanes::store(p, a);
-  Lanes::store(p + 16, b);
-  if (!whole) {
-    for (int i = 0; i < from; ++i) p[i] = 0.0f;
-    for (int i = to; i < kBlock; ++i) p[i] = 0.0f;
-    a = Lanes::load(p), b = Lanes::load(p + 16);
-  }
-  const float sum = Lanes::sum(Lanes::add(a, b));
-  if (m == t.m[line]) {  // e^0 is 1: nothing to rescale
-    t.l[line] = t.l[line] + sum;
-    return;
-  }
+// Which positions of a block a line sees: [from, to).
+struct Sight {
+  int from, to;
+  Sight(int position, int first, int window)
+      : from(window > 0 && position - window + 1 > first ? position - window + 1 - first : 0),
+        to(position - first < kBlock - 1 ? position - first + 1 : kBlock) {}
+  bool any() const { return from < to; }
+  bool whole() const { return from == 0 && to == kBlock; }
+};
+
+ALWAYS void hide(float* p, const Sight& sight, float with) {
+  for (int i = 0; i < sight.from; ++i) p[i] = with;
+  for (int i = sight.to > 0 ? sight.to : 0; i < kBlock; ++i) p[i] = with;
+}
+
+// The rescaling of what a line has summed, where a block brings a larger score.
+ALWAYS void rescale(Tile& t, int line, float m, int dim) {
   const Lanes::F factor = exp_of(Lanes::set(t.m[line] - m));
   for (int d = 0; d < dim; d += kLanes) {
     Lanes::store(t.acc[line] + d, Lanes::mul(Lanes::load(t.acc[line] + d), factor));
   }
-  t.l[line] = t.l[line] * Lanes::lane0(factor) + sum;
+  t.l[line] = t.l[line] * Lanes::lane0(factor);
   t.m[line] = m;
 }
 
-// acc += p . v for R lines from `line` on, whose p is given, `wide` times 16 channels from d on.
-template <KV format, int R, int wide>
-ALWAYS void mix(const Head<format>& head, const float (*share)[kBlock], Tile& t, int line, int d) {
-  Lanes::F even[wide][R], odd[wide][R];
-  for (int h = 0; h < wide; ++h) {
-    for (int r = 0; r < R; ++r) even[h][r] = odd[h][r] = Lanes::zero();
+// Scores to probabilities for R lines, and the rescaling of what came before. `first` is the block's first position. Each
+// step is taken for all lines, whose chains are long and independent.
+template <KV format, int R>
+ALWAYS bool soften(Tile& t, int line, int first, int window, int dim) {
+  bool whole = true, any = false;
+  for (int r = 0; r < R; ++r) {
+    const Sight sight(t.position[line + r], first, window);
+    t.live[line + r] = sight.any();
+    any = any || sight.any();
+    if (sight.whole()) continue;
+    whole = false;
+    hide(t.p[line + r], sight, kNothing);
   }
-  for (int p = 0; p < kBlock / 2; ++p) {
-    Lanes::F v0[wide], v1[wide];
-    for (int h = 0; h < wide; ++h) head.value_pair(p, d + 16 * h, v0[h], v1[h]);
+  if (!any) return false;
+  Lanes::F low[R], high[R];
+  float m[R];
+  for (int r = 0; r < R; ++r) {
+    low[r] = Lanes::load(t.p[line + r]), high[r] = Lanes::load(t.p[line + r] + 16);
+    const float here = Lanes::largest(Lanes::max(low[r], high[r]));
+    m[r] = here > t.m[line + r] ? here : t.m[line + r];
+  }
+  for (int r = 0; r < R; ++r) {
+    const Lanes::F top = Lanes::set(m[r]);
+    low[r] = exp_of(Lanes::sub(low[r], top)), high[r] = exp_of(Lanes::sub(high[r], top));
+    if constexpr (format == KV::bf16) low[r] = bf16_of(low[r]), high[r] = bf16_of(high[r]);
+    Lanes::store(t.p[line + r], low[r]);
+    Lanes::store(t.p[line + r] + 16, high[r]);
+  }
+  if (!whole) {
     for (int r = 0; r < R; ++r) {
-      const Lanes::F p0 = Lanes::set(share[r][2 * p]), p1 = Lanes::set(share[r][2 * p + 1]);
-      for (int h = 0; h < wide; ++h) {
-        even[h][r] = Lanes::fma(v0[h], p0, even[h][r]);
-        odd[h][r] = Lanes::fma(v1[h], p1, odd[h][r]);
-      }
+      hide(t.p[line + r], Sight(t.position[line + r], first, window), 0.0f);
+      low[r] = Lanes::load(t.p[line + r]), high[r] = Lanes::load(t.p[line + r] + 16);
+    }
+  }
+  float sum[R];
+  for (int r = 0; r < R; ++r) sum[r] = Lanes::sum(Lanes::add(low[r], high[r]));
+  for (int r = 0; r < R; ++r) {
+    if (!t.live[line + r]) continue;
+    if (m[r] != t.m[line + r]) rescale(t, line + r, m[r], dim);  // e^0 is 1
+    t.l[line + r] = t.l[line + r] + sum[r];
+  }
+  return true;
+}
+
+// acc += p . v for R lines from `line` on, whose p is given: channels d .. d + 15.
+template <KV format, int R>
+ALWAYS void mix(const Head<format>& head, const float (*share)[kBlock], Tile& t, int line, int d) {
+  Lanes::F even[R], odd[R];
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = Lanes::zero();
+  for (int p = 0; p < kBlock / 2; ++p) {
+    Lanes::F v0, v1;
+    head.value_pair(p, d, v0, v1);
+    for (int r = 0; r < R; ++r) {
+      even[r] = Lanes::fma(v0, Lanes::set(share[r][2 * p]), even[r]);
+      odd[r] = Lanes::fma(v1, Lanes::set(share[r][2 * p + 1]), odd[r]);
     }
   }
   for (int r = 0; r < R; ++r) {
     if (!t.live[line + r]) continue;
-    for (int h = 0; h < wide; ++h) {
-      float* acc = t.acc[line + r] + d + 16 * h;
-      Lanes::store(acc, Lanes::add(Lanes::load(acc), Lanes::add(even[h][r], odd[h][r])));
-    }
+    float* acc = t.acc[line + r] + d;
+    Lanes::store(acc, Lanes::add(Lanes::load(acc), Lanes::add(even[r], odd[r])));
   }
-}
-
-// Channels [from, to).
-template <KV format, int R>
-ALWAYS void mix_all(const Head<format>& head, const float (*share)[kBlock], Tile& t, int line, int from, int to) {
-  constexpr int wide = Lanes::kAttendWide;
-  for (; from + 16 * wide <= to; from += 16 * wide) mix<format, R, wide>(head, share, t, line, from);
-  if (from < to) mix<format, R, 1>(head, share, t, line, from);
 }
 
 // p times the scales of a group of values, rounded to bfloat16: tokens 16 h .. 16 h + 15 of a line.
@@ -225,25 +240,20 @@ ALWAYS Lanes::F weighed(const Head<format>& head, const Tile& t, int line, int g
 }
 
 template <KV format, int R>
-ALWAYS void block_of(const Head<format>& head, Tile& t, int line, int first, const AttendTask& task) {
-  constexpr int wide = Lanes::kAttendWide;
-  for (int half = 0; half < 2; half += wide) score<format, R, wide>(head, half, t, line, task.scale, task.softcap);
-  bool any = false;
-  for (int r = 0; r < R; ++r) {
-    soften<format>(t, line + r, first, task.window, head.dim);
-    any = any || t.live[line + r];
-  }
-  if (!any) return;
+NEVER void block_of(const Head<format>& head, Tile& t, int line, int first, const AttendTask& task) {
+  for (int half = 0; half < 2; ++half) score<format, R>(head, half, t, line, task.scale, task.softcap);
+  if (!soften<format, R>(t, line, first, task.window, head.dim)) return;
   if constexpr (Head<format>::kScaled) {
     alignas(64) float share[R][kBlock];
-    for (int group = 0, d = 0; group < head.groups; ++group, d += kKVGroup) {
+    for (int group = 0, from = 0; group < head.groups; ++group, from += kKVGroup) {
       for (int r = 0; r < R; ++r) {
         for (int h = 0; h < 2; ++h) Lanes::store(share[r] + 16 * h, weighed(head, t, line + r, group, h));
       }
-      mix_all<format, R>(head, share, t, line, d, d + kKVGroup < head.dim ? d + kKVGroup : head.dim);
+      const int to = from + kKVGroup < head.dim ? from + kKVGroup : head.dim;
+      for (int d = from; d < to; d += kLanes) mix<format, R>(head, share, t, line, d);
     }
   } else {
-    mix_all<format, R>(head, t.p + line, t, line, 0, head.dim);
+    for (int d = 0; d < head.dim; d += kLanes) mix<format, R>(head, t.p + line, t, line, d);
   }
 }
 
@@ -258,13 +268,14 @@ ALWAYS void walk(const Head<format>& head, Tile& t, int lines, int first, const 
     if (lines >= kTileLines && head.dim % 32 == 0) return tile_block(head, t, lines, first, task);
   }
   constexpr int most = Lanes::kAttendRows;
-  int line = 0;
-  for (; line + most <= lines; line += most) block_of<format, most>(head, t, line, first, task);
-  if constexpr (most > 2) {  // heads of a group are often 3, 6 or 7
-    if (line + 3 == lines) block_of<format, 3>(head, t, line, first, task), line += 3;
-    if (line + 2 <= lines) block_of<format, 2>(head, t, line, first, task), line += 2;
+  for (int line = 0, left = ceil_div(lines, most); left > 0; --left) {  // as equal as can be
+    const int count = ceil_div(lines - line, left);
+    unroll<most>([&](auto n) {
+      constexpr int R = decltype(n)::value + 1;
+      if (count == R) block_of<format, R>(head, t, line, first, task);
+    });
+    line += count;
   }
-  for (; line < lines; ++line) block_of<format, 1>(head, t, line, first, task);
 }
 
 // The segment's sums join those before: merged = merged e^(M - m') + acc e^(m - m').
@@ -363,7 +374,8 @@ ALWAYS void begin(const Lines& lines, Tile& t) {
 template <KV format>
 ALWAYS void walk_segment(const Lines& lines, Tile& t, const Seen& seen, int segment) {
   for (int b = seen.begin(segment); b < seen.end(segment); ++b) {
-    const Head<format> head(lines.task.pool, lines.span.table[b], lines.kv_head);
+    Head<format> head(lines.task.pool, lines.span.table[b], lines.kv_head);
+    if (b < seen.last_block) head.followed_by(Head<format>(lines.task.pool, lines.span.table[b + 1], lines.kv_head));
     walk<format>(head, t, lines.count, b * kBlock, lines.task);
   }
 }

@@ -18,14 +18,55 @@ struct Int8Rows {
   }
 };
 
+// Where R rows stand at one group of inputs.
+template <int R>
+struct Places {
+  explicit Places(const Int8Rows& of) : rows(of) {}
+  ALWAYS void next() { input += kGroup; }
+  ALWAYS const int8_t* codes(int r) const { return rows.codes(r) + input; }
+  ALWAYS const ActivationGroup& group(int r) const { return rows.groups(r)[input / kGroup]; }
+
+  const Int8Rows rows;
+  int input = 0;
+};
+
+// Of 16 rows the compiler would keep a pointer to each one's codes and scales, many more than it has registers. So every
+// fourth row has one, the others are reached by the stride, and the compiler does not learn how they hang together.
+template <>
+struct Places<16> {
+  explicit Places(const Int8Rows& rows) : behind(rows.filled), stride(rows.stride), three(3 * rows.stride) {
+    for (int i = 0; i < 4; ++i) fourth[i] = rows.base + 4 * i * stride;
+    hide();
+  }
+  ALWAYS void next() {
+    for (const uint8_t*& row : fourth) row += kGroup;
+    behind += static_cast<int64_t>(sizeof(ActivationGroup)) - kGroup;
+    hide();
+  }
+  ALWAYS const int8_t* codes(int r) const { return reinterpret_cast<const int8_t*>(at(r)); }
+  ALWAYS const ActivationGroup& group(int r) const { return *reinterpret_cast<const ActivationGroup*>(at(r) + behind); }
+  ALWAYS const uint8_t* at(int r) const {
+    const uint8_t* row = fourth[r / 4];
+    return r % 4 == 0 ? row : r % 4 == 1 ? row + stride : r % 4 == 2 ? row + 2 * stride : row + three;
+  }
+  ALWAYS void hide() {
+    for (const uint8_t*& row : fourth) asm("" : "+r"(row));
+    asm("" : "+r"(stride), "+r"(three));
+  }
+
+  const uint8_t* fourth[4];
+  int64_t behind;  // from codes to what belongs to the group
+  int64_t stride, three;
+};
+
 // How many bytes before their turn weights are asked for, where several rows make the arithmetic slower than memory: the
 // processor's own prefetching does not see so far. A single row is quicker without.
 constexpr int kAhead = 4096;
 
-// sum += quads [first, first + count) of a group x the activations from `input` on. Exact in any order. L is Lanes, but
+// sum += quads [first, first + count) of a group x the activations from `input` of the group on. Exact in any order. L is Lanes, but
 // looked into only where the template is used: not all lanes have words.
 template <class C, int first, int count, int R, class L = Lanes>
-ALWAYS void add_quads(const uint8_t* codes, const Int8Rows& x, int input, Lanes::I (&sum)[R]) {
+ALWAYS void add_quads(const uint8_t* codes, const Places<R>& x, int input, Lanes::I (&sum)[R]) {
   if constexpr (L::kWords && !C::kWide) {
     Lanes::I words[R];
     unroll<count>([&](auto j) {
@@ -67,7 +108,7 @@ ALWAYS Lanes::F with_group(const Lanes::F& acc, const Lanes::F& sum, const Scale
 }
 
 template <int kind, int R>
-ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input, Lanes::F (&acc)[R]) {
+ALWAYS void group_dot(const uint8_t* chunk, int g, const Places<R>& x, Lanes::F (&acc)[R]) {
   using C = Codes<kind>;
   constexpr WeightShape shape = C::kShape;
   const uint8_t* codes = chunk + shape.codes_at() + g * shape.code_bytes();
@@ -75,17 +116,16 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
     for (int b = 0; b < shape.code_bytes(); b += 64) __builtin_prefetch(codes + kAhead + b);
   }
   const Scales<kind> scales = Scales<kind>::of(chunk, g);
-  const int at = input / kGroup;
   Lanes::I sum[R];
   for (int r = 0; r < R; ++r) {
     if constexpr (shape.sub == 16) {
       sum[r] = Lanes::zero_i();
     } else {
       sum[r] = C::kStartsAtZero ? Lanes::zero_i()
-                                : Lanes::template shl<shape.zero_log2>(Lanes::set_i(x.groups(r)[at].codes));
+                                : Lanes::template shl<shape.zero_log2>(Lanes::set_i(x.group(r).codes));
     }
   }
-  add_quads<C, 0, shape.sub == 16 ? 4 : 8>(codes, x, input, sum);
+  add_quads<C, 0, shape.sub == 16 ? 4 : 8>(codes, x, 0, sum);
   if constexpr (shape.sub == 16) {
     const Lanes::I low = Lanes::template sra<16>(Lanes::template shl<16>(scales.pair));
     const Lanes::I high = Lanes::template sra<16>(scales.pair);
@@ -94,11 +134,11 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
       sum[r] = Lanes::mul_i(sum[r], low);
       second[r] = Lanes::zero_i();
     }
-    add_quads<C, 4, 4>(codes, x, input + 16, second);
+    add_quads<C, 4, 4>(codes, x, 16, second);
     for (int r = 0; r < R; ++r) sum[r] = Lanes::add_i(sum[r], Lanes::mul_i(second[r], high));
   }
   for (int r = 0; r < R; ++r) {
-    const ActivationGroup& a = x.groups(r)[at];
+    const ActivationGroup& a = x.group(r);
     if constexpr (shape.sub == 16 && !shape.minima) {
       const Lanes::I zero = Lanes::dot2(Lanes::zero_i(), scales.pair, halves_of(a));
       sum[r] = Lanes::add_i(sum[r], Lanes::template shl<shape.zero_log2>(zero));
@@ -111,12 +151,12 @@ ALWAYS void group_dot(const uint8_t* chunk, int g, const Int8Rows& x, int input,
 template <int kind, int R>
 NEVER void int8_panel(const uint8_t* panel, int inputs, const Int8Rows& all, int row, Lanes::F (&acc)[R]) {
   constexpr WeightShape shape = kShapes[kind];
-  const Int8Rows x{all.base + row * all.stride, all.stride, all.filled};
+  Places<R> x(Int8Rows{all.base + row * all.stride, all.stride, all.filled});
   Lanes::F sums[R];
   for (int r = 0; r < R; ++r) sums[r] = Lanes::zero();
   for (int input = 0; input < inputs; input += shape.inputs(), panel += shape.chunk_bytes()) {
     const int groups = shape.groups();
-    for (int g = 0; g < groups; ++g) group_dot<kind, R>(panel, g, x, input + g * kGroup, sums);
+    for (int g = 0; g < groups; ++g, x.next()) group_dot<kind, R>(panel, g, x, sums);
   }
   for (int r = 0; r < R; ++r) acc[r] = sums[r];
 }
@@ -201,16 +241,16 @@ ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
   for (int r = 0; r < R; ++r) put(t, panel, row + r, acc[r]);
 }
 
+// Rows [row, to) of one panel: R at a time, then half as many, and so on.
+template <int kind, int R>
+ALWAYS void rows_by(const LinearTask& t, int panel, int row, int to) {
+  for (; row + R <= to; row += R) linear_rows<kind, R>(t, panel, row);
+  if constexpr (R > 1) rows_by<kind, R / 2>(t, panel, row, to);
+}
+
 // The outputs of panels [begin, end) for rows [from, to).
 template <int kind>
 void linear(const LinearTask& t, int begin, int end, int from, int to) {
-  for (int panel = begin; panel < end; ++panel) {
-    int row = from;
-    for (; row + Lanes::kRows <= to; row += Lanes::kRows) linear_rows<kind, Lanes::kRows>(t, panel, row);
-    if constexpr (Lanes::kRows > 4) {
-      if (row + 4 <= to) linear_rows<kind, 4>(t, panel, row), row += 4;
-    }
-    if (row + 2 <= to) linear_rows<kind, 2>(t, panel, row), row += 2;
-    if (row < to) linear_rows<kind, 1>(t, panel, row);
-  }
+  constexpr int most = kind < kQuantized ? Lanes::kCodeRows : Lanes::kRows;
+  for (int panel = begin; panel < end; ++panel) rows_by<kind, most>(t, panel, from, to);
 }

@@ -330,8 +330,7 @@ NEVER void tile_block(const Head<format>& head, Tile& t, int lines, int first, c
     for (int h = 0; h < kBlock; h += kLanes) {
       Lanes::store(t.p[i] + h, scaled(Lanes::load(t.p[i] + h), task.scale, task.softcap));
     }
-    soften<format>(t, i, first, task.window, head.dim);
-    live += t.live[i];
+    live += soften<format, 1>(t, i, first, task.window, head.dim);
   }
   if (live == 0) return;
   if constexpr (Head<format>::kScaled) return tile_scaled_mix(head, t, lines, live == lines);

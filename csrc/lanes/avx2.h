@@ -2,8 +2,8 @@
 
 struct Lanes {
   static constexpr int kRows = 4;
+  static constexpr int kCodeRows = 4;
   static constexpr int kAttendRows = 2;
-  static constexpr int kAttendWide = 1;
   static constexpr bool kSignedBytes = true;
   static constexpr bool kWords = true;
   static constexpr bool kTiles = false;

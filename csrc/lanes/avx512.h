@@ -2,8 +2,8 @@
 
 struct Lanes {
   static constexpr int kRows = 8;
-  static constexpr int kAttendRows = 4;
-  static constexpr int kAttendWide = 2;
+  static constexpr int kCodeRows = 16;
+  static constexpr int kAttendRows = 7;
   static constexpr bool kSignedBytes = false;
   static constexpr bool kWords = false;
   static constexpr bool kTiles = false;

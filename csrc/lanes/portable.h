@@ -8,9 +8,9 @@
 // instruction set can be linked into another.
 
 struct Lanes {
-  static constexpr int kRows = 4;             // most rows that a linear map keeps in registers, 4 or 8
+  static constexpr int kRows = 4;             // most rows that a linear map of numbers keeps in registers, a power of 2
+  static constexpr int kCodeRows = 4;         // the same of codes
   static constexpr int kAttendRows = 2;       // most query lines that attention keeps in registers
-  static constexpr int kAttendWide = 1;       // times 16 keys or channels at a time, 1 or 2
   static constexpr bool kWords = false;       // products of small codes are added in 16 bits first (words, add_words, widen)
   static constexpr bool kSignedBytes = true;  // 8-bit codes are multiplied as code - 128, see dot4_wide
   static constexpr bool kTiles = false;       // there are tiles, see amx.h and kernels/tiles.h

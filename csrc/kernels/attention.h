@@ -144,19 +144,21 @@ ALWAYS void score(const Head<format>& head, int half, Tile& t, int line, float s
   for (int r = 0; r < R; ++r) Lanes::store(t.p[line + r] + 16 * half, scaled(sum[r], scale, cap));
 }
 
-// Which positions of a block a line sees: [from, to).
+// Which positions of a block a line sees: [from, to), within the block.
 struct Sight {
   int from, to;
   Sight(int position, int first, int window)
-      : from(window > 0 && position - window + 1 > first ? position - window + 1 - first : 0),
-        to(position - first < kBlock - 1 ? position - first + 1 : kBlock) {}
+      : from(window > 0 ? within(position - window + 1 - first) : 0), to(within(position - first + 1)) {}
   bool any() const { return from < to; }
   bool whole() const { return from == 0 && to == kBlock; }
+
+ private:
+  static int within(int place) { return place < 0 ? 0 : place < kBlock ? place : kBlock; }
 };
 
 ALWAYS void hide(float* p, const Sight& sight, float with) {
   for (int i = 0; i < sight.from; ++i) p[i] = with;
-  for (int i = sight.to > 0 ? sight.to : 0; i < kBlock; ++i) p[i] = with;
+  for (int i = sight.to; i < kBlock; ++i) p[i] = with;
 }
 
 // The rescaling of what a line has summed, where a block brings a larger score.

@@ -177,7 +177,15 @@ def test_messages_become_the_prompt(api: Api) -> None:
     messages = [
         {"role": "developer", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}], "name": "Ann"},
-        {"role": "assistant", "content": "d", "tool_calls": None, "refusal": None, "audio": None, "annotations": []},
+        {
+            "role": "assistant",
+            "content": "d",
+            "tool_calls": None,
+            "refusal": None,
+            "audio": None,
+            "annotations": [],
+            "parsed": {"a": 1},
+        },
         {"role": "tool", "content": "e", "tool_call_id": "1"},
         {"role": "user", "content": ""},
     ]

@@ -146,7 +146,9 @@ KEYED = (
 def test_a4_every_family_takes_calls_back(template: str, arguments: Any, result: Any) -> None:
     tokenizer = Tokenizer.from_gguf(byte_level(chat_template=template))
     two = history(arguments, result)
-    two[1]["tool_calls"].append({"id": "c2", "type": "function", "function": {"name": "ping", "arguments": ""}})
+    two[1]["tool_calls"].append(
+        {"id": "c2", "type": "function", "function": {"name": "ping", "arguments": "", "parsed_arguments": None}}
+    )
     two.insert(3, {"role": "tool", "tool_call_id": "c2", "content": "pong"})
     for messages in (history(arguments, result), two, history(arguments, result)[:-1]):
         for tools in (TOOLS, None):

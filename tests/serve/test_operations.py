@@ -218,6 +218,8 @@ def test_o3_what_is_not_done_in_time_gets_an_error(tmp_path: Path) -> None:
         assert 0.9 < time.monotonic() - start < 2.5
     assert (code, rest) == (0, "")
     assert not [line for line in told if line["level"] in ("warning", "error")]
+    ends = [line for line in told if line["event"] == "request" and line["path"] == CHAT]
+    assert [line["error"] for line in ends] == ["stopping"] * 12
 
 
 def test_o3_a_second_signal_ends_it_now_and_the_port_is_free(tmp_path: Path) -> None:

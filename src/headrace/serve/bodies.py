@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace.errors import RequestError
 from headrace.params import MAX_CHOICES, SamplingParams
 from headrace.serve.fields import CHAT, COMPLETIONS, sift
-from headrace.serve.reading import QUOTED, quoted
+from headrace.serve.reading import QUOTED, check_keys, quoted
 from headrace.serve.rendering import check_ends
 from headrace.serve.structured import Form, form_of
 
@@ -98,7 +98,9 @@ class _Body(BaseModel):
     )
     stream: bool | None = Field(None, description="answer in server-sent events; default false")
     stream_options: StreamOptions | None = Field(
-        None, description="only with stream; `include_usage`: one more chunk with the usage before the end"
+        None,
+        description="only with stream; `include_usage`: one more chunk with the usage before the end; "
+        "`include_obfuscation` only false",
     )
 
     @cached_property
@@ -260,6 +262,8 @@ def _judge_count(name: str, ids: Any, choices: int = 1) -> None:
 def _generating(kind: type[G], fields: Mapping[str, Any]) -> G:
     for name in ("logit_bias", "stop_token_ids"):
         _judge_count(name, fields.get(name))
+    if isinstance(options := fields.get("stream_options"), dict):
+        check_keys(options, "stream_options", *StreamOptions.model_fields)
     parsed = validated(kind, fields)
     if parsed.stream_options is not None:
         if not parsed.stream:

@@ -138,9 +138,14 @@ async def _with_echo(llm: AsyncLLM, one: Asked, prompt: str | Sequence[int], bod
 
 
 async def _respond(request: Request, run: Run, writer: Writer, *, stream: bool, usage: bool) -> Response:
-    visit_of(request.scope).streamed = stream
+    visit = visit_of(request.scope)
+    visit.streamed = stream
     if stream:
-        farewell = as_event(stopping().body())
+
+        def farewell() -> bytes:
+            visit.refused(stopping())
+            return as_event(stopping().body())
+
         return EventStream(events(run, writer, usage=usage), farewell=farewell, ended=run.abort)
     try:
         whole: dict[str, Any] = await unless_gone(request.receive, answer(run, writer))

@@ -54,10 +54,12 @@ class EventStream(Response):
     """A response of server-sent events, each sent as soon as the generator gives it.
 
     A client that reads slowly holds up its own generator and nobody else; one that leaves closes it. Where the server
-    stops before the end, `farewell` is the last event. `ended` is called in every case, once nothing more is sent.
+    stops before the end, `farewell` gives the last event. `ended` is called in every case, once nothing more is sent.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, farewell: bytes, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, farewell: Callable[[], bytes], ended: Callable[[], None]
+    ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(None, 200, headers, media_type="text/event-stream")
         del self.headers["content-length"]
@@ -72,7 +74,7 @@ class EventStream(Response):
         except ClientDisconnect:
             return
         except Stopped:
-            await send({"type": "http.response.body", "body": self._farewell, "more_body": True})
+            await send({"type": "http.response.body", "body": self._farewell(), "more_body": True})
         finally:
             self._ended()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

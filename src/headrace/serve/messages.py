@@ -22,8 +22,11 @@ ROLES: Mapping[str, str] = {
 }
 """Role in the body to role in the template: `developer` is OpenAI's newer word for what open models call `system`."""
 
-IGNORED = ("annotations",)
-"""What a client may send back from an earlier answer and what cannot matter."""
+IGNORED = ("annotations", "parsed")
+"""What a client may send back from an earlier answer and what cannot matter; OpenAI's own adds what it parsed."""
+IGNORED_IN_FUNCTIONS = ("parsed_arguments",)
+TAKEN = {"assistant": ", tool_calls, reasoning_content", "tool": ", tool_call_id"}
+"""Keys of a message besides role, content and name, by role."""
 REFUSED: Mapping[str, str] = {
     "tool_calls": "only the assistant calls tools",
     "function_call": "use tool_calls",
@@ -101,7 +104,10 @@ def _message(message: Any, at: str) -> dict[str, Any]:
                 if value != []:
                     raise RequestError(f"{at}.{key} is refused: {REFUSED[key]}", f"{at}.{key}")
             case _:
-                raise RequestError(f"{at} has the unknown key {quoted(key)}", f"{at}.{key[:QUOTED]}")
+                takes = f"role, content, name{TAKEN.get(role, '')}"
+                raise RequestError(
+                    f"{at} has the unknown key {quoted(key)}; one of role {role} takes {takes}", f"{at}.{key[:QUOTED]}"
+                )
     content = message.get("content")
     if content is None and (role == "tool" or "tool_calls" in out or "reasoning_content" in out):
         content = ""
@@ -123,7 +129,7 @@ def _call(call: Any, at: str) -> dict[str, Any]:
     function, inside = call.get("function"), f"{at}.function"
     if not isinstance(function, dict):
         raise RequestError(f"{inside} must be an object with name and arguments, not {quoted(function)}", inside)
-    check_keys(function, inside, "name", "arguments")
+    check_keys({key: function[key] for key in function if key not in IGNORED_IN_FUNCTIONS}, inside, "name", "arguments")
     if not _string(function.get("name"), f"{inside}.name"):
         raise RequestError(f"{inside}.name must not be empty", f"{inside}.name")
     arguments = _arguments(function.get("arguments"), f"{inside}.arguments")

@@ -201,6 +201,13 @@ def _chosen(choice: Any, known: Mapping[str, Tool]) -> tuple[list[str], Wanted] 
                     "tool_choice.function.name",
                 )
             return [name], Wanted(required=True, several=False)
+        case {"type": "function"}:
+            raise RequestError(
+                'tool_choice.function must be an object with the name of a function, {"name": ...}',
+                "tool_choice.function",
+            )
+        case {"type": kind}:
+            raise RequestError(f"tool_choice.type must be function, not {quoted(kind)}", "tool_choice.type")
     raise RequestError(
         f"tool_choice must be {', '.join(CHOICES)} or "
         f'{{"type": "function", "function": {{"name": ...}}}}, not {quoted(choice)}',

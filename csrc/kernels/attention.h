@@ -19,7 +19,7 @@ struct Head {
   int dim;
   int groups;
   // From here to the block that is next, 0 for none. Each cache line that is read asks for its like there: only the table
-  // knows where that lies, and asking for many at once would hold up the loads.
+  // knows where that lies. Asking for all of them at once brought nothing.
   int64_t keys_ahead = 0, values_ahead = 0;
 
   Head(const Pool& pool, int block, int kv_head)
@@ -172,7 +172,7 @@ ALWAYS void rescale(Tile& t, int line, float m, int dim) {
 }
 
 // Scores to probabilities for R lines, and the rescaling of what came before. `first` is the block's first position. Each
-// step is taken for all lines, whose chains are long and independent.
+// step is taken for all lines, whose chains are long and independent. False where none of them sees any of the block.
 template <KV format, int R>
 ALWAYS bool soften(Tile& t, int line, int first, int window, int dim) {
   bool whole = true, any = false;

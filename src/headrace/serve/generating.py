@@ -143,8 +143,9 @@ async def _respond(request: Request, run: Run, writer: Writer, *, stream: bool, 
     if stream:
 
         def farewell() -> bytes:
-            visit.refused(stopping())
-            return as_event(stopping().body())
+            problem = stopping()
+            visit.refused(problem)
+            return as_event(problem.body())
 
         return EventStream(events(run, writer, usage=usage), farewell=farewell, ended=run.abort)
     try:

@@ -25,7 +25,7 @@ ROLES: Mapping[str, str] = {
 IGNORED = ("annotations", "parsed")
 """What a client may send back from an earlier answer and what cannot matter; OpenAI's own adds what it parsed."""
 IGNORED_IN_FUNCTIONS = ("parsed_arguments",)
-TAKEN = {"assistant": ", tool_calls, reasoning_content", "tool": ", tool_call_id"}
+TAKEN = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id",)}
 """Keys of a message besides role, content and name, by role."""
 REFUSED: Mapping[str, str] = {
     "tool_calls": "only the assistant calls tools",
@@ -104,7 +104,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
                 if value != []:
                     raise RequestError(f"{at}.{key} is refused: {REFUSED[key]}", f"{at}.{key}")
             case _:
-                takes = f"role, content, name{TAKEN.get(role, '')}"
+                takes = ", ".join(("role", "content", "name", *TAKEN.get(role, ())))
                 raise RequestError(
                     f"{at} has the unknown key {quoted(key)}; one of role {role} takes {takes}", f"{at}.{key[:QUOTED]}"
                 )

@@ -240,7 +240,23 @@ def test_a_running_engine_saves_now_and_then(checkpoint: Any) -> None:
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
-def test_an_engine_keeps_its_load_and_the_next_takes_its_proposal(folder: Path) -> None:
+def test_an_engine_keeps_its_load_and_the_next_takes_its_proposal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_came = threading.Event()
+    begin, count = LoadKeeper.begin, LoadKeeper.count
+
+    def beginning(keeper: LoadKeeper, request: int, prompt: int, choices: int) -> None:
+        begin(keeper, request, prompt, choices)
+        if keeper._choices == 80:
+            all_came.set()
+
+    def counting(keeper: LoadKeeper, deltas: list[Delta]) -> None:
+        assert all_came.wait(30), "no first answer ends before the last request came"
+        count(keeper, deltas)
+
+    monkeypatch.setattr(LoadKeeper, "begin", beginning)
+    monkeypatch.setattr(LoadKeeper, "count", counting)
     with LLM(folder, threads=1, memory="auto") as llm:
         plan = llm.model.plan.memory.plan
         assert (plan.chosen, plan.proposal, plan.rows) == ("default", None, 64), "no evidence: the default"

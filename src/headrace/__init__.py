@@ -10,8 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.engine.async_llm import AsyncLLM, RequestStream
     from headrace.engine.embedding import EmbeddingOutput
-    from headrace.engine.llm import LLM, AsyncLLM, RequestStream, Stream
+    from headrace.engine.llm import LLM, Stream
     from headrace.engine.outputs import Chunk, CompletionOutput, Logprob, RequestOutput
     from headrace.errors import (
         EngineDeadError,
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "engine.llm",
-    "AsyncLLM": "engine.llm",
+    "AsyncLLM": "engine.async_llm",
     "Stream": "engine.llm",
-    "RequestStream": "engine.llm",
+    "RequestStream": "engine.async_llm",
     "Chunk": "engine.outputs",
     "CompletionOutput": "engine.outputs",
     "EmbeddingOutput": "engine.embedding",

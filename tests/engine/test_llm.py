@@ -30,7 +30,7 @@ from headrace import (
     native,
 )
 from headrace.config import Options
-from headrace.engine import llm as llm_module
+from headrace.engine import prompts as prompts_module
 from headrace.engine.build import plan_engine
 from headrace.program.backend import Announced, Largest
 from headrace.tokenize import tokenizer
@@ -477,7 +477,7 @@ def test_texts_far_longer_than_the_context_are_not_put_into_tokens(
     sizes: list[int] = []
     real = tokenizer._ids
     monkeypatch.setattr(tokenizer, "_ids", lambda engine, text: (sizes.append(len(text)), real(engine, text))[1])
-    monkeypatch.setattr(llm_module, "PROBES", (4096, 8192))
+    monkeypatch.setattr(prompts_module, "PROBES", (4096, 8192))
     dense, late = "ab " * 50_000, " " * 5000 + "ab " * 50_000
     with contextlib.closing(AsyncLLM(folder, pool_bytes=1 << 22, threads=1)) as engine:
         for text in (dense, late):

@@ -76,7 +76,7 @@ def status(url: str, path: str = "/health") -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    from headrace.engine import llm as engine_llm
+    from headrace.engine import async_llm
     from headrace.errors import HeadraceError
     from headrace.execute.plan import Plan, Result
     from headrace.serve.app import ending_in_time, run
@@ -116,10 +116,10 @@ def main(arguments: Sequence[str]) -> None:
             made._grammars = SimpleNamespace(compiled=lambda grammar: time.sleep(60))  # type: ignore[assignment]
         return made
 
-    engine_llm.load = scripted
+    async_llm.load = scripted
     try:
         with ending_in_time(), logging_to(options):
-            run(lambda: engine_llm.AsyncLLM("scripted"), host="127.0.0.1", port=port, options=options)
+            run(lambda: async_llm.AsyncLLM("scripted"), host="127.0.0.1", port=port, options=options)
     except HeadraceError as error:
         sys.exit(f"error: {error}")
 

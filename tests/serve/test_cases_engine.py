@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.engine import llm as engine_llm
+from headrace.engine import async_llm
 from headrace.tokenize.tokenizer import Tokenizer
 from tests.serve.fake_llm import VOCAB, FakeLLM, Script
 from tests.serve.http_api import COMPLETIONS, Api, events_of
@@ -23,15 +23,15 @@ CHARS = "😀霓é👩‍👩‍👧"
 
 
 @contextlib.contextmanager
-def serving(fake: FakeLLM) -> Iterator[tuple[Api, engine_llm.AsyncLLM]]:
-    kept: list[engine_llm.AsyncLLM] = []
+def serving(fake: FakeLLM) -> Iterator[tuple[Api, async_llm.AsyncLLM]]:
+    kept: list[async_llm.AsyncLLM] = []
 
-    def load() -> engine_llm.AsyncLLM:
-        kept.append(engine_llm.AsyncLLM("scripted"))
+    def load() -> async_llm.AsyncLLM:
+        kept.append(async_llm.AsyncLLM("scripted"))
         return kept[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
+        patch.setattr(async_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
         with LiveServer(load) as live:
             api = Api(live.wait_ready(), fake)
             yield api, kept[0]
@@ -39,13 +39,13 @@ def serving(fake: FakeLLM) -> Iterator[tuple[Api, engine_llm.AsyncLLM]]:
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[tuple[Api, engine_llm.AsyncLLM]]:
+def made() -> Iterator[tuple[Api, async_llm.AsyncLLM]]:
     with serving(FakeLLM()) as served:
         yield served
 
 
 @pytest.fixture
-def real(made: tuple[Api, engine_llm.AsyncLLM]) -> Iterator[Api]:
+def real(made: tuple[Api, async_llm.AsyncLLM]) -> Iterator[Api]:
     api, llm = made
     api.llm.reset()
     yield api
@@ -123,7 +123,7 @@ def test_s3_byte_fallback(file: str, test_model: Callable[[str], Any], monkeypat
 
 
 def test_s3_leaving_inside_a_character(
-    made: tuple[Api, engine_llm.AsyncLLM], real: Api, monkeypatch: pytest.MonkeyPatch
+    made: tuple[Api, async_llm.AsyncLLM], real: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one request leaves half said is in nobody else's text."""
     llm, run = made[1], Scripted.run

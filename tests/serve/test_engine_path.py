@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.cache.blocks import Blocks
-from headrace.engine import llm as engine_llm
+from headrace.engine import async_llm
 from headrace.engine.admission import Limits
 from headrace.engine.build import Loaded
 from headrace.engine.gate import Gate
@@ -105,8 +105,8 @@ def pair() -> Iterator[tuple[Api, Api]]:
     """The same server over the fake and over the engine, both saying what one fake is told to say."""
     fake = FakeLLM()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
-        with LiveServer(lambda: fake) as one, LiveServer(lambda: engine_llm.AsyncLLM("scripted")) as other:
+        patch.setattr(async_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
+        with LiveServer(lambda: fake) as one, LiveServer(lambda: async_llm.AsyncLLM("scripted")) as other:
             yield Api(one.wait_ready(), fake), Api(other.wait_ready(), fake)
 
 

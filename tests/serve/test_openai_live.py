@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.engine.llm import AsyncLLM
+from headrace.engine.async_llm import AsyncLLM
 from tests.serve.client_checks import (
     client_of,
     echoes_with_logprobs,

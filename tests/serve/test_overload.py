@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from headrace.engine import llm as engine_llm
+from headrace.engine import async_llm
 from headrace.engine.gate import Gate
 from headrace.errors import OverloadedError
 from headrace.execute.plan import Masks, Plan, Result
@@ -96,20 +96,20 @@ class Held(Scripted):
 
 
 @pytest.fixture
-def crowded() -> Iterator[tuple[Api, engine_llm.AsyncLLM, Held]]:
+def crowded() -> Iterator[tuple[Api, async_llm.AsyncLLM, Held]]:
     """The real engine: one request at a time, at most three, or 40 tokens, may wait."""
-    fake, kept = FakeLLM(), list[engine_llm.AsyncLLM]()
+    fake, kept = FakeLLM(), list[async_llm.AsyncLLM]()
     held = Held(fake)
 
-    def load() -> engine_llm.AsyncLLM:
-        kept.append(engine_llm.AsyncLLM("scripted"))
+    def load() -> async_llm.AsyncLLM:
+        kept.append(async_llm.AsyncLLM("scripted"))
         return kept[0]
 
     def scripted(model: Any, *, deliver: Any, **_: Any) -> Any:
         return loaded(fake, deliver, executor=held, gate=Gate(3, 40), rows=1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llm, "load", scripted)
+        patch.setattr(async_llm, "load", scripted)
         with LiveServer(load) as live:
             api = Api(live.wait_ready(), fake)
             yield api, kept[0], held
@@ -117,7 +117,7 @@ def crowded() -> Iterator[tuple[Api, engine_llm.AsyncLLM, Held]]:
             api.http.close()
 
 
-def test_a_full_queue(crowded: tuple[Api, engine_llm.AsyncLLM, Held]) -> None:
+def test_a_full_queue(crowded: tuple[Api, async_llm.AsyncLLM, Held]) -> None:
     api, llm, held = crowded
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(api.complete, prompt="a")
@@ -138,7 +138,7 @@ def test_a_full_queue(crowded: tuple[Api, engine_llm.AsyncLLM, Held]) -> None:
 
 
 def test_tokens_count_too_and_a_large_request_is_served_when_nobody_waits(
-    crowded: tuple[Api, engine_llm.AsyncLLM, Held],
+    crowded: tuple[Api, async_llm.AsyncLLM, Held],
 ) -> None:
     api, llm, held = crowded
     with ThreadPoolExecutor(8) as pool:
@@ -163,7 +163,7 @@ def test_tokens_count_too_and_a_large_request_is_served_when_nobody_waits(
         assert [answer.result().status_code for answer in again] == [200] * 3
 
 
-def test_clients_that_leave_make_room(crowded: tuple[Api, engine_llm.AsyncLLM, Held]) -> None:
+def test_clients_that_leave_make_room(crowded: tuple[Api, async_llm.AsyncLLM, Held]) -> None:
     api, llm, held = crowded
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(api.complete, prompt="a")
@@ -177,7 +177,7 @@ def test_clients_that_leave_make_room(crowded: tuple[Api, engine_llm.AsyncLLM, H
     assert api.complete(prompt="c").status_code == 200
 
 
-def test_shares_over_http(crowded: tuple[Api, engine_llm.AsyncLLM, Held]) -> None:
+def test_shares_over_http(crowded: tuple[Api, async_llm.AsyncLLM, Held]) -> None:
     """One key has its queue full, another's only request goes before the last of it."""
     api, llm, held = crowded
 
@@ -198,7 +198,7 @@ def test_shares_over_http(crowded: tuple[Api, engine_llm.AsyncLLM, Held]) -> Non
     assert bytes(held.begun) == b"ffof"
 
 
-def test_the_python_api_refuses_one_by_one(crowded: tuple[Api, engine_llm.AsyncLLM, Held]) -> None:
+def test_the_python_api_refuses_one_by_one(crowded: tuple[Api, async_llm.AsyncLLM, Held]) -> None:
     _, llm, held = crowded
 
     async def ask() -> None:

@@ -17,7 +17,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
-from headrace.engine import llm as engine_llm
+from headrace.engine import async_llm
 from headrace.errors import OptionError
 from headrace.execute.plan import Masks, Plan, Result
 from headrace.serve.app import configured, create_app
@@ -267,13 +267,13 @@ def test_whole_answers_that_nobody_takes_are_let_go() -> None:
 
 
 @pytest.fixture
-def real() -> Iterator[tuple[LiveServer, engine_llm.AsyncLLM]]:
+def real() -> Iterator[tuple[LiveServer, async_llm.AsyncLLM]]:
     """The real engine's streams, its steps as slow as a small model's: else an answer is done before anybody reads."""
-    fake, kept = FakeLLM(), list[engine_llm.AsyncLLM]()
+    fake, kept = FakeLLM(), list[async_llm.AsyncLLM]()
     fake.script = lambda prompt, choice: Script([120] * 480)
 
-    def load() -> engine_llm.AsyncLLM:
-        kept.append(engine_llm.AsyncLLM("scripted"))
+    def load() -> async_llm.AsyncLLM:
+        kept.append(async_llm.AsyncLLM("scripted"))
         executor = kept[0].model._engine._executor
         run = executor.run
 
@@ -285,13 +285,13 @@ def real() -> Iterator[tuple[LiveServer, engine_llm.AsyncLLM]]:
         return kept[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
+        patch.setattr(async_llm, "load", lambda model, *, deliver, **_: loaded(fake, deliver))
         with LiveServer(load, unread_tokens=2000) as live:
             live._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             yield live.wait_ready(), kept[0]
 
 
-def test_what_is_not_read_is_bounded(real: tuple[LiveServer, engine_llm.AsyncLLM]) -> None:
+def test_what_is_not_read_is_bounded(real: tuple[LiveServer, async_llm.AsyncLLM]) -> None:
     """Far behind, a stream ends with an error; it neither goes on in the engine nor keeps what was made."""
     live, llm = real
     ask = {"prompt": "x", "stream": True, "max_tokens": 450, "logprobs": 20, "ignore_eos": True}

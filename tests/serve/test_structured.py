@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headrace.constrain.guided import Guided
-from headrace.engine.llm import AsyncLLM
+from headrace.engine.async_llm import AsyncLLM
 from tests.serve.http_api import CHAT, COMPLETIONS, error_of, events_of
 from tests.serve.live_server import LiveServer
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.engine.llm import AsyncLLM
+from headrace.engine.async_llm import AsyncLLM
 from tests.serve.http_api import CHAT, error_of, events_of
 from tests.serve.live_server import LiveServer
 from tests.serve.test_tools import NAMED, NOTHING, TOOLS

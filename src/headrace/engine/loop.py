@@ -208,6 +208,17 @@ class Engine:
             self._settle("error", f"the engine failed: {self.error}")
 
 
+def weakly(method: Callable[[list[Delta]], None]) -> Callable[[list[Delta]], None]:
+    """The same without keeping its object alive: the engine's thread must not hold a model that nobody uses."""
+    found = weakref.WeakMethod(method)
+
+    def deliver(deltas: list[Delta]) -> None:
+        if (alive := found()) is not None:
+            alive(deltas)
+
+    return deliver
+
+
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
     """On the way down nothing may keep the rest from being told."""

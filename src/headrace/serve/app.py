@@ -32,8 +32,8 @@ from headrace.serve.tls import tls_context
 from headrace.serve.visits import Visits
 
 if TYPE_CHECKING:
+    from headrace.engine.async_llm import AsyncLLM
     from headrace.engine.build import Blueprint
-    from headrace.engine.llm import AsyncLLM
     from headrace.loading.progress import Progress
 
 _log = logging.getLogger("headrace.server")
@@ -89,7 +89,7 @@ def serve(
     """
 
     def load() -> AsyncLLM:
-        from headrace.engine.llm import AsyncLLM
+        from headrace.engine.async_llm import AsyncLLM
 
         return AsyncLLM(model, progress=progress, planned=planned, **(options or {}))
 

@@ -28,7 +28,7 @@ from headrace.serve.visits import visit_of
 from headrace.serve.written import as_json
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import AsyncLLM
+    from headrace.engine.async_llm import AsyncLLM
     from headrace.params import SamplingParams
 
 MAX_INPUTS = 2048

@@ -26,7 +26,7 @@ from headrace.serve.visits import visit_of
 from headrace.serve.written import as_event, as_json
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import AsyncLLM
+    from headrace.engine.async_llm import AsyncLLM
 
 MAX_ALL_CHOICES = 2048
 """Most choices of one request, prompts times n."""

@@ -15,7 +15,7 @@ from headrace.tokenize.tools.form import Form
 from headrace.tokenize.tools.history import fitted
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import AsyncLLM
+    from headrace.engine.async_llm import AsyncLLM
     from headrace.params import SamplingParams
     from headrace.tokenize.tokenizer import Tokenizer
 

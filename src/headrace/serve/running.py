@@ -24,7 +24,7 @@ from headrace.serve.visits import Visit
 from headrace.serve.written import DONE, as_event
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import AsyncLLM, RequestStream
+    from headrace.engine.async_llm import AsyncLLM, RequestStream
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from headrace.serve.options import RESTARTS_S
 from headrace.serve.problems import Problem, stopping, unavailable
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import AsyncLLM
+    from headrace.engine.async_llm import AsyncLLM
 
 _log = logging.getLogger("headrace.server")
 

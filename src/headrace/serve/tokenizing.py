@@ -22,7 +22,7 @@ from headrace.serve.tokens import token_name
 from headrace.serve.written import as_json
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import AsyncLLM
+    from headrace.engine.async_llm import AsyncLLM
 
 CHARS = 6
 """A token's share of the characters that decide whether a list of ids counts as a long text."""

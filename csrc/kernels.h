@@ -11,7 +11,7 @@ namespace headrace {
 struct LinearTask {
   Weight weight;
   const float* bias;  // [outputs], or null
-  const uint8_t* x;   // rows as the weight takes them: int8_row_bytes, bf16_row_bytes or float32
+  const uint8_t* x;   // rows as the weight takes them: int8_row_bytes, bf16_row_bytes or float32; one more can be read
   int64_t x_stride;   // bytes
   float* y;
   int64_t y_stride;  // numbers

@@ -106,6 +106,11 @@ void Replayer::add(Region region) {
   regions_.push_back(std::move(prepared));
 }
 
+// Of a slot in this run, with the row that linear maps may read beyond the last.
+int64_t Replayer::place_bytes(size_t slot, const Batch& batch) const {
+  return up(stride_[slot] * (int64_t{count(slots_[slot].extent, batch)} + 1), 64);
+}
+
 // Where each slot begins in this run.
 void Replayer::place(const Batch& batch, const std::vector<External>& externals) {
   int64_t bytes = 0;
@@ -118,7 +123,7 @@ void Replayer::place(const Batch& batch, const std::vector<External>& externals)
     stride_[e.slot] = e.stride;
   }
   for (size_t s = 0; s < slots_.size(); ++s) {
-    if (at_[s] == nullptr) bytes += up(stride_[s] * count(slots_[s].extent, batch), 64);
+    if (at_[s] == nullptr) bytes += place_bytes(s, batch);
   }
   if (bytes > arena_bytes_) {
     release(arena_, arena_bytes_);
@@ -131,7 +136,7 @@ void Replayer::place(const Batch& batch, const std::vector<External>& externals)
   for (size_t s = 0; s < slots_.size(); ++s) {
     if (at_[s] != nullptr) continue;
     at_[s] = next;
-    next += up(stride_[s] * count(slots_[s].extent, batch), 64);
+    next += place_bytes(s, batch);
   }
 }
 

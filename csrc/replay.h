@@ -97,6 +97,7 @@ class Replayer {
 
   std::vector<Share> shares(const Region& region, bool many) const;
   void place(const Batch& batch, const std::vector<External>& externals);
+  int64_t place_bytes(size_t slot, const Batch& batch) const;
   void rows(const Region& region, const Batch& batch);
   void row(const Instruction& i, const Batch& batch, int row) const;
   void linears(const Prepared& region, const Batch& batch);

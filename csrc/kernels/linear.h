@@ -222,8 +222,9 @@ ALWAYS void put(const LinearTask& t, int panel, int row, Lanes::F acc) {
   }
 }
 
+// R rows from `row` on are computed, `live` of them kept: of codes one more may be read than there are (LinearTask).
 template <int kind, int R>
-ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
+ALWAYS void linear_rows(const LinearTask& t, int panel, int row, int live) {
   const Weight& w = t.weight;
   const uint8_t* at = w.data + panel * w.panel_bytes();
   Lanes::F acc[R];
@@ -238,13 +239,15 @@ ALWAYS void linear_rows(const LinearTask& t, int panel, int row) {
       wide_panel<kind == static_cast<int>(WeightKind::f16), R>(at, w.inputs, w.outputs_of(panel), rows, stride, acc);
     }
   }
-  for (int r = 0; r < R; ++r) put(t, panel, row + r, acc[r]);
+  for (int r = 0; r < live; ++r) put(t, panel, row + r, acc[r]);
 }
 
-// Rows [row, to) of one panel: R at a time, then half as many, and so on.
+// Rows [row, to) of one panel: R at a time, then half as many, and so on. All but one of R codes' rows take longer in such
+// parts than R.
 template <int kind, int R>
 ALWAYS void rows_by(const LinearTask& t, int panel, int row, int to) {
-  for (; row + R <= to; row += R) linear_rows<kind, R>(t, panel, row);
+  for (; row + R <= to; row += R) linear_rows<kind, R>(t, panel, row, R);
+  if (kind < kQuantized && R > 2 && row + R - 1 == to) return linear_rows<kind, R>(t, panel, row, R - 1);
   if constexpr (R > 1) rows_by<kind, R / 2>(t, panel, row, to);
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.serve.client_checks import client_of
 from tests.serve.fake_llm import EOS, Script
@@ -33,6 +34,10 @@ LLAMA = '{{ tools }} <|start_header_id|> "parameters": '
 NONE = "{{ messages }}"
 GEMMA_3 = "{{ messages }}<start_of_turn>"
 NEMO = "{{ tools }}[TOOL_CALLS]["
+
+
+class Weather(BaseModel):
+    city: str
 
 
 def choice_of(api: Api, **body: Any) -> dict[str, Any]:
@@ -291,10 +296,87 @@ def test_strict_tools_are_held_where_they_are_called(api: Api) -> None:
     assert "TEXT" in grammar, "it need not call"
     assert grammar.count('"city"') >= 1
     assert 'arguments_1: %json {"type": "object", "x-guidance"' in grammar, "the other is free"
-    bare = '{"name": "ping", "arguments": {}}'
-    api.llm.says(bare)
-    assert choice_of(api)["message"]["tool_calls"], "an answer that nothing holds may lack its tags"
-    assert choice_of(api, tools=[strict, {**NOTHING}])["message"]["content"] == bare
+
+
+# ---- calls without their tags
+
+
+def strict_tools() -> list[Any]:
+    return [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+
+
+BARE = '{"name": "get_weather", "arguments": {"city": "Bern"}}'
+HELD: list[dict[str, Any]] = [{"tools": strict_tools()}, {"parallel_tool_calls": False}]
+
+
+@pytest.mark.parametrize("how", HELD, ids=["strict", "at most one"])
+@pytest.mark.parametrize(
+    ("said", "content", "calls", "finish"),
+    [
+        (BARE, "", [("get_weather", '{"city": "Bern"}')], "tool_calls"),
+        (f"\n```json\n{BARE}\n```", "", [("get_weather", '{"city": "Bern"}')], "tool_calls"),
+        (BARE[:-2], "", [("get_weather", '{"city": "Bern"')], "stop"),
+        ('{"name": "get_weather"}', '{"name": "get_weather"}', [], "stop"),
+        ('{"arguments": {}, "name": "ping"}', '{"arguments": {}, "name": "ping"}', [], "stop"),
+        ('{"name": "rm", "arguments": {}}', '{"name": "rm", "arguments": {}}', [], "stop"),
+        (f'{{"city": "Bern"}} {PING}', '{"city": "Bern"}', [("ping", "{}")], "tool_calls"),
+    ],
+)
+def test_held_calls_may_lack_their_tags(
+    api: Api, how: dict[str, Any], said: str, content: str, calls: Any, finish: str
+) -> None:
+    api.llm.says(said)
+    choice = choice_of(api, **how)
+    got = choice["message"]["content"] or "", calls_of(choice["message"]), choice["finish_reason"]
+    assert got == (content, calls, finish)
+    assert streamed(api, **how) == (content, "", calls, finish)
+    grammar = grammar_of(api)
+    assert grammar is not None
+    assert "| untagged" in grammar, "what is told as a call is held"
+
+
+@pytest.mark.parametrize("how", HELD, ids=["strict", "at most one"])
+def test_held_calls_without_tags_at_every_length(api: Api, how: dict[str, Any]) -> None:
+    """With n, log-probabilities and stop strings, too."""
+    texts = [BARE, '{"name": "here"}']
+    api.llm.script = lambda prompt, choice: Script(list(texts[choice].encode()))
+    for limit in range(1, len(BARE) + 2, 4):
+        body = {**how, "n": 2, "logprobs": True, "max_tokens": limit}
+        choices = api.chat(**{"tools": TOOLS, **body}).json()["choices"]
+        for choice, text in zip(choices, texts, strict=True):
+            assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == text[:limit]
+            message, ends = choice["message"], choice["finish_reason"]
+            assert ends == ("length" if limit <= len(text) else "tool_calls" if text == BARE else "stop")
+            assert streamed(api, choice["index"], **body) == (message["content"] or "", "", calls_of(message), ends)
+            is_called = text == BARE and limit > BARE.index('{"city')
+            assert (message["content"] is None, bool(calls_of(message))) == (is_called, is_called)
+    api.llm.says(BARE)
+    choice = choice_of(api, stop="Ber", **how)
+    assert calls_of(choice["message"]) == [("get_weather", '{"city": "')]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_calls_keep_their_tags_where_they_must_or_content_has_a_form(api: Api) -> None:
+    api.llm.says(BARE)
+    for body in ({"response_format": JSON}, {"tool_choice": "required"}):
+        message = choice_of(api, tools=strict_tools(), **body)["message"]
+        assert "tool_calls" not in message
+        assert "untagged" not in (grammar_of(api) or "")
+
+
+def test_the_official_clients_functions_are_held_without_tags(api: Api) -> None:
+    tools = [openai.pydantic_function_tool(Weather, name="get_weather")]
+    assert tools[0]["function"]["strict"] is True
+    api.llm.says(BARE)
+    client = client_of(api.url)
+    how: dict[str, Any] = {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    whole = client.chat.completions.parse(**how).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    with client.chat.completions.stream(**how) as stream:
+        final = stream.get_final_completion().choices[0]
+    for message in (whole.message, final.message):
+        assert not message.content
+        assert [call.function.parsed_arguments for call in message.tool_calls or ()] == [Weather(city="Bern")]
 
 
 @pytest.mark.parametrize(

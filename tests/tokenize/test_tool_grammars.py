@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,28 @@ class Judge:
         assert not matcher.is_error(), matcher.get_error()
         tokens = self._tokens(text)
         return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    def walk(self, grammar: str, rng: random.Random, start: str, fragments: Sequence[str], most: int) -> list[int]:
+        """Tokens of a start and of fragments drawn at random, each where it may stand."""
+        matcher = llguidance.LLMatcher(self._tokenizer, llguidance.LLMatcher.grammar_from_lark(grammar))
+        out = self._tokens(start)
+        assert matcher.consume_tokens(out)
+        for _ in range(most * 20):
+            tokens = self._tokens(rng.choice(fragments))
+            if matcher.validate_tokens(tokens) == len(tokens):
+                assert matcher.consume_tokens(tokens)
+                out += tokens
+                most -= 1
+            if not most or matcher.is_stopped():
+                break
+        return out
+
+    def read(self, reader: CallReader, token: int) -> Sequence[Any]:
+        """What a reader tells of one token of these."""
+        tag = next((tag for tag, one in self.ids.items() if one == token), "")
+        if tag and self.spelling.ids:
+            return reader.mark(tag)
+        return reader.feed(tag or chr(token))
 
     def _tokens(self, text: str) -> list[int]:
         out: list[int] = []
@@ -309,3 +332,161 @@ def test_what_gemmas_own_writing_cannot_hold_is_named(schema: dict[str, Any], at
         FUNCTION_GEMMA.grammar([Tool("f", parameters)], Wanted(required=True), Spelling({}))
     assert refused.value.param is not None
     assert refused.value.param.startswith(at)
+
+
+# ---- calls without their tags, where nothing is required
+
+BARE = '{"name": "w", "arguments": {"city": "B"}}'
+FENCED = f"```json\n{BARE}\n```"
+STRICT = Tool("w", CITY, strict=True)
+
+
+def held(text: str, *, most: int | None = None) -> tuple[str, list[tuple[str, str]]]:
+    """What an answer that the grammar holds is told as."""
+    reader = CallReader(HERMES, Calls(("w", "ping"), most), held=True)
+    return told([*reader.feed(text), *reader.finish()])
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (BARE, [("w", '{"city": "B"}')]),
+        (f"\r\n\t {BARE}", [("w", '{"city": "B"}')]),
+        (f"{BARE}\n", [("w", '{"city": "B"}')]),
+        ('{"name": "ping", "arguments": {"a": 1}}', [("ping", '{"a": 1}')]),
+        ('{"name":"w","parameters":{"city": "B"}}', [("w", '{"city": "B"}')]),
+        ('{\n  "name" : "w",\n\n  "arguments":\n  {"city": "B", "days": 3}\n}', [("w", '{"city": "B", "days": 3}')]),
+        (f"{BARE}\n{BARE}", [("w", '{"city": "B"}')] * 2),
+        (FENCED, [("w", '{"city": "B"}')]),
+        (f"\n```\n{BARE}\n{BARE}```", [("w", '{"city": "B"}')] * 2),
+        ('```tool_call\n\n{"name": "w", "arguments": {"city": "```"}}\n```', [("w", '{"city": "```"}')]),
+    ],
+)
+def test_calls_without_tags_are_held_and_read(text: str, calls: list[tuple[str, str]], control: bool) -> None:
+    judge = Judge(HERMES, control=control)
+    source = grammar(HERMES, judge, STRICT, PING, required=False)
+    assert judge.takes(source, text)
+    assert held(text) == ("", calls)
+    one = grammar(HERMES, judge, STRICT, PING, required=False, several=False)
+    assert judge.takes(one, text) is (len(calls) == 1)
+
+
+def test_tags_in_the_arguments_of_a_call_without_tags() -> None:
+    judge = Judge(HERMES, control=False)
+    text = '{"name": "w", "arguments": {"city": "``` <tool_call> \\" {"}}'
+    assert judge.takes(grammar(HERMES, judge, STRICT, required=False), text)
+    assert held(text) == ("", [("w", text[27:-1])])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "w", "arguments": ',
+        '{"name": "w", "arguments": {}}',
+        '{"name": "w", "arguments": {"city": 5}}',
+        '{"name": "w", "arguments": {"city": "B", "sun": true}}',
+        '{"name": "w", "parameters": {}}',
+        '{"name": "w", "arguments": null}',
+        '{"name": "w", "arguments": "{\\"city\\": \\"B\\"}"}',
+        '{"name": "ping", "arguments": []}',
+        '\t{"name"\n:"w" ,\r"arguments" :{}}',
+        f"{BARE} so",
+        f"{BARE} {FENCED}",
+        f'{BARE}\n{{"name": "w", "arguments": {{}}}}',
+        f'{BARE}\n{{"name": "rm", "arguments": {{}}}}',
+        f"{BARE}\n{call(HERMES, 'w', {'city': 'B'})}",
+        f'{BARE[:-1]}, "arguments": {{}}}}',
+        f'{BARE[:-1]}, "id": 5}}',
+        FENCED[:-3],
+        f"{FENCED} so",
+        '```\n{"name": "w", "arguments": {}}\n```',
+        '{"name": "w", "arguments": <tool_call>\n' + BARE + "\n</tool_call>",
+    ],
+)
+def test_what_opens_as_a_call_must_be_one(text: str, control: bool) -> None:
+    judge = Judge(HERMES, control=control)
+    assert not judge.takes(grammar(HERMES, judge, STRICT, PING, required=False), text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"name": "w", "arg',
+        '{"name": "w"}',
+        '{"name": "wx", "arguments": {}}',
+        '{"name": "rm", "arguments": {"city": "B"}}',
+        '{"name": "w", "description": "d", "parameters": {"type": "object"}}',
+        '{"arguments": {}, "name": "w"}',
+        '{"type": "function", "name": "w", "arguments": {}}',
+        '{"id": 1, "name": "w", "arguments": {}}',
+        '{"n\\u0061me": "w", "arguments": {}}',
+        '{"name": "\\u0077", "arguments": {}}',
+        '{"name": "w", "\\u0061rguments": {}}',
+        '{"city": "Bern"}\n{"name": "w", "arguments": {}}',
+        '[{"name": "w", "arguments": {}}]',
+        'So: {"name": "w", "arguments": {}}',
+        '``{"name": "w", "arguments": {}}',
+        '```json\n{"city": "Bern"}\n```\nand ```x```',
+        '```json\n[{"name": "w", "arguments": {}}]\n```',
+        '```python\n{"name": "w", "arguments": {}}\n```',
+        '```json {"name": "w", "arguments": {}}\n```',
+        '\x0b{"name": "w", "arguments": {}}',
+    ],
+)
+def test_what_opens_otherwise_is_free_and_no_call(text: str, control: bool) -> None:
+    judge = Judge(HERMES, control=control)
+    source = grammar(HERMES, judge, STRICT, PING, required=False)
+    assert judge.takes(source, text)
+    assert held(text) == (text, [])
+    one = f"{text} {call(HERMES, 'w', {'city': 'B'})}"
+    assert judge.takes(source, one), "calls in tags may follow"
+    assert not judge.takes(source, f"{text} {call(HERMES, 'w', {})}"), "held as ever"
+    assert held(one)[1] == [("w", '{"city": "B"}')]
+
+
+STARTS = (
+    "",
+    '{"name": ',
+    '{"name": "w", "arguments": ',
+    "```json\n",
+    '```\n{"name": "ping", "parameters":',
+    "<tool_call>\n",
+)
+FRAGMENTS = (
+    *'{}[]:,"` \n\t\\',
+    *("w", "ping", "name", '"name"', '"arguments"', '"parameters"', '{"name": "w", "arguments": ', "json\n", "```"),
+    *(
+        '"city": "B"',
+        '{"city": "',
+        ', "days": ',
+        "7",
+        "</tool_call>",
+        "<tool_call>",
+        "<tool_call>\n",
+        '{"a": ',
+        "x",
+        "é",
+    ),
+)
+
+
+@pytest.mark.parametrize("several", [True, False], ids=["several", "one"])
+def test_no_walk_leads_to_a_call_that_is_not_valid(control: bool, several: bool) -> None:
+    """A model that writes at random what the grammar lets it: each call that is told and whole satisfies its schema,
+    wherever the answer is cut."""
+    judge = Judge(HERMES, control=control)
+    source = grammar(HERMES, judge, STRICT, Tool("ping", PING.parameters, strict=True), required=False, several=several)
+    rng = random.Random(5)
+    seen = {"calls": 0, "texts": 0}
+    for _ in range(150):
+        tokens = judge.walk(source, rng, rng.choice(STARTS), FRAGMENTS, 30)
+        reader = CallReader(HERMES, Calls(("w", "ping"), None if several else 1), judge.spelling.ids, held=True)
+        content, calls = told([event for token in tokens for event in judge.read(reader, token)] + reader.finish())
+        seen["calls"] += len(calls)
+        seen["texts"] += bool(content)
+        for name, arguments in calls[:-1] if reader.calls.is_open else calls:
+            given = json.loads(arguments)
+            assert given == {} if name == "ping" else isinstance(given["city"], str), tokens
+            assert given.keys() <= {"city", "days"} and type(given.get("days", 0)) is int
+    assert min(seen.values()) > 20, seen

@@ -47,9 +47,9 @@ def told(events: Iterable[Event]) -> Told:
 
 
 def reader_of(
-    form: Form, names: Iterable[str] = NAMES, most: int | None = None, controls: Iterable[str] = ()
+    form: Form, names: Iterable[str] = NAMES, most: int | None = None, controls: Iterable[str] = (), **how: bool
 ) -> CallReader:
-    return CallReader(form, Calls(tuple(names), most, form.new_id), tuple(controls))
+    return CallReader(form, Calls(tuple(names), most, form.new_id), tuple(controls), **how)
 
 
 def read(form: Form, parts: Iterable[str], **how: Any) -> Told:
@@ -71,11 +71,11 @@ def marked(form: Form, text: str, *, shows: bool = False) -> Told:
     return told(events + reader.finish())
 
 
-def everywhere_cut(form: Form, text: str, expected: Told) -> None:
-    assert read(form, [text]) == expected
-    assert read(form, text) == expected, "character by character"
+def everywhere_cut(form: Form, text: str, expected: Told, **how: bool) -> None:
+    assert read(form, [text], **how) == expected
+    assert read(form, text, **how) == expected, "character by character"
     for at in range(1, len(text)):
-        assert read(form, [text[:at], text[at:]]) == expected, f"cut before {text[at:]!r}"
+        assert read(form, [text[:at], text[at:]], **how) == expected, f"cut before {text[at:]!r}"
 
 
 HERMES_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -214,10 +214,47 @@ def test_control_tokens_that_are_typed_out_are_text() -> None:
             assert read(form, text, controls=form.tags) == (text, [])
 
 
-def test_what_a_grammar_does_not_speak_of_is_no_call() -> None:
-    for text in ('{"name": "f", "arguments": {}}', '```json\n{"name": "f"}\n```'):
+HELD_GOOD: list[tuple[str, Told]] = [
+    ('{"name": "f", "arguments": {"a": 1}}\n', ("", [CALL])),
+    ('\n {\r\n\t"name":"f","parameters":{"a": 1}}', ("", [CALL])),
+    ('```json\n{"name": "f", "arguments": {"a": 1}}\n```\n', ("", [CALL])),
+    ('```\n{"name": "f", "arguments": {"a": 1}}\n{"name": "f", "arguments": {}}\n```', ("", [CALL, EMPTY])),
+    ('{"name": "f", "arguments": {"a": "x', ("", [("f", '{"a": "x')])),
+    ('{"name": "f", "argum', ('{"name": "f", "argum', [])),
+    ('```json\n{"name": "f"}\n```', ('```json\n{"name": "f"}\n```', [])),
+    ('{"arguments": {"a": 1}, "name": "f"}', ('{"arguments": {"a": 1}, "name": "f"}', [])),
+    ('{"name": "\\u0066", "arguments": {}}', ('{"name": "\\u0066", "arguments": {}}', [])),
+    ('{"type": "function", "name": "f", "arguments": {}}', ('{"type": "function", "name": "f", "arguments": {}}', [])),
+    ('```json\n[{"name": "f", "arguments": {}}]', ('```json\n[{"name": "f", "arguments": {}}]', [])),
+    ('{"name": "<tool_', ('{"name": "<tool_', [])),
+    ('{"name": ' + HERMES_CALL, ('{"name": ', [CALL])),
+    ("```" + HERMES_CALL, ("```", [CALL])),
+    (HERMES_CALL + '{"name": "f", "arguments": {}}', ('{"name": "f", "arguments": {}}', [CALL])),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), HELD_GOOD)
+def test_where_a_grammar_holds_calls_they_lack_their_tags_only_as_it_has_them(text: str, expected: Told) -> None:
+    everywhere_cut(HERMES, text, expected, held=True)
+
+
+def test_a_call_without_its_tag_is_told_as_it_comes_and_text_as_soon_as_it_shows() -> None:
+    reader = CallReader(HERMES, Calls(NAMES), held=True)
+    assert reader.feed('{"name": "f", "arguments":') == []
+    (first,) = reader.feed(' {"a"')
+    assert isinstance(first, CallDelta)
+    assert (first.name, first.arguments) == ("f", '{"a"')
+    for text in ('{"c', '{"name": "x', '{"name": "f", "d', "```p", "```\n["):
         reader = CallReader(HERMES, Calls(NAMES), held=True)
-        assert told([*reader.feed(text), *reader.finish()]) == (text, [])
+        assert reader.feed(text[:-1]) == []
+        assert reader.feed(text[-1]) == [text]
+
+
+def test_calls_lack_no_tags_where_content_has_a_form() -> None:
+    """It could not be told apart."""
+    reader = CallReader(HERMES, Calls(NAMES), held=True, any_text=False)
+    text = '{"name": "f", "arguments": {}}'
+    assert told([*reader.feed(text), *reader.finish()]) == (text, [])
 
 
 def test_a_tag_that_is_cut_is_no_content_where_there_must_be_calls() -> None:
@@ -311,9 +348,10 @@ def cuts(text: str, seed: int) -> list[str]:
 @settings(max_examples=300, deadline=None)
 @given(text=TEXTS, seed=st.integers(0, 2**32))
 def test_cuts_change_nothing(form: Form, text: str, seed: int) -> None:
-    whole = read(form, [text])
-    assert read(form, cuts(text, seed)) == whole
-    assert read(form, text) == whole
+    for held in (False, True):
+        whole = read(form, [text], held=held)
+        assert read(form, cuts(text, seed), held=held) == whole
+        assert read(form, text, held=held) == whole
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

@@ -39,13 +39,13 @@ class Calls:
         """How many have begun."""
         self.is_open = False
         """Has the last one begun and not ended?"""
-        self._names = frozenset(names)
+        self.names = frozenset(names)
         self._most = most
         self._new_id = new_id
 
     def takes(self, name: str) -> bool:
         """May a call of this tool begin?"""
-        return name in self._names and (self._most is None or self.count < self._most)
+        return name in self.names and (self._most is None or self.count < self._most)
 
     def begin(self, name: str) -> None:
         assert self.takes(name)

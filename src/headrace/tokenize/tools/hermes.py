@@ -28,13 +28,14 @@ def _grammar(tools: Sequence[Tool], wanted: Wanted, spelling: Spelling) -> str:
     line_end = quoted("\n")
     objects = [lark.call_object(tool, number, "arguments") for number, tool in enumerate(tools)]
     calls = [f"{line_end} {one} {line_end} {spelling(END)}" for one in objects]
-    return lark.grammar(calls, lark.arguments(tools, wanted), wanted, BEGIN, spelling)
+    untagged = lark.without_tag(tools, wanted, _LOOSE)
+    return lark.grammar(calls, lark.arguments(tools, wanted), wanted, BEGIN, spelling, untagged=untagged)
 
 
-_LOOSE = frozenset({"{", FENCE})
+_LOOSE = ("{", FENCE)
 """Small models, and those for code, leave the tags out or put a fence in their place."""
 
-HERMES = Form("hermes", _region, _grammar, begins=frozenset({BEGIN}), ends=frozenset({END}), loose=_LOOSE)
+HERMES = Form("hermes", _region, _grammar, begins=frozenset({BEGIN}), ends=frozenset({END}), loose=frozenset(_LOOSE))
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -62,7 +63,7 @@ DESCRIBED_HERMES = Form(
     _grammar,
     begins=frozenset({BEGIN}),
     ends=frozenset({END}),
-    loose=_LOOSE,
+    loose=frozenset(_LOOSE),
     described=Described(_tools, _calls, _results),
 )
 """For templates that know no tools."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.tokenize.tools.form import Spelling, Tool, Wanted, quoted
+from headrace.tokenize.tools.opening import pattern
+from headrace.tokenize.tools.regions import FENCE
 
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "minProperties")
 """Keywords beside which `properties` does not say all that an object may hold."""
@@ -48,8 +50,17 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def grammar(calls: Sequence[str], rules: Sequence[str], wanted: Wanted, begin: str, spelling: Spelling) -> str:
-    """Answers of text and calls that begin with the tag `begin`. `calls`: each tool's call from behind that tag on."""
+def grammar(
+    calls: Sequence[str],
+    rules: Sequence[str],
+    wanted: Wanted,
+    begin: str,
+    spelling: Spelling,
+    *,
+    untagged: Sequence[str] = (),
+) -> str:
+    """Answers of text and calls that begin with the tag `begin`. `calls`: each tool's call from behind that tag on.
+    `untagged`: rules of calls that lack it, for answers of any text."""
     body = f"body: {' | '.join(f'call_{number}' for number in range(len(calls)))}"
     each = [f"call_{number}: {call}" for number, call in enumerate(calls)]
     tag = spelling(begin)
@@ -59,10 +70,33 @@ def grammar(calls: Sequence[str], rules: Sequence[str], wanted: Wanted, begin: s
         return "\n".join([f"start: SPACES? {tag} body {more}", *lines])
     if wanted.content:
         return "\n".join([f"start: SPACES? {tag} body {more} | content", *lines, f"content: {wanted.content}"])
+    or_untagged, but_untagged = (" | untagged", " & ~UNTAGGED") if untagged else ("", "")
+    lines += untagged
     if not spelling.is_text(begin):
-        return "\n".join([f"start: TEXT? ({tag} body {more})?", *lines, r"TEXT: /(.|\n)+/"])
-    head = f"head[lazy]: /(.|\\n)*{re.escape(begin).replace('/', chr(92) + '/')}/"
-    return "\n".join([f"start: head body {more} | TEXT", head, *lines, r"TEXT: /(.|\n)*/"])
+        text = rf"TEXT: /(.|\n)+/{but_untagged}"
+        return "\n".join([f"start: TEXT? ({tag} body {more})?{or_untagged}", *lines, text])
+    heads = f"HEAD: /(.|\\n)*{re.escape(begin).replace('/', chr(92) + '/')}/{but_untagged}"
+    text = rf"TEXT: /(.|\n)*/{but_untagged}"
+    return "\n".join([f"start: head body {more} | TEXT{or_untagged}", "head[lazy]: HEAD", heads, *lines, text])
+
+
+def without_tag(tools: Sequence[Tool], wanted: Wanted, begins: Sequence[str]) -> list[str]:
+    """A rule `untagged`: calls without their tag, held from behind their opening on, and a terminal `UNTAGGED` that is
+    all text with such an opening. `begins`: a brace and fences, which stand around such calls."""
+    several = "(SPACES? again)*" if wanted.several else ""
+    lines, all_of_them, names = [], [], [tool.name for tool in tools]
+    for at, begin in enumerate(begins):
+        end = 'SPACES? "```"' if begin == FENCE else "SPACES?"
+        all_of_them.append(f"first_{at} {several} {end}")
+        lines.append(f"first_{at}: {' | '.join(f'first_{at}_{number}' for number in range(len(tools)))}")
+        for number, name in enumerate(names):
+            lines.append(f'first_{at}_{number}: OPENING_{at}_{number} SPACES? arguments_{number} SPACES? "}}"')
+            lines.append(f"OPENING_{at}_{number}: /{pattern(begin, [name])}/")
+    if wanted.several:
+        lines.append(f"again: {' | '.join(f'again_{number}' for number in range(len(tools)))}")
+        lines += [f"again_{number}: {call_object(tool, number, 'arguments')}" for number, tool in enumerate(tools)]
+    openings = "|".join(pattern(begin, names) for begin in begins)
+    return [f"untagged: {' | '.join(all_of_them)}", *lines, rf"UNTAGGED: /({openings})(.|\n)*/"]
 
 
 def bare_grammar(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 from headrace.tokenize.tools.calls import CallDelta, Calls, Event
 from headrace.tokenize.tools.form import Form
+from headrace.tokenize.tools.opening import Opened, opening
 from headrace.tokenize.tools.steps import SPACE, Region, Step
 
 
@@ -20,11 +21,14 @@ class CallReader:
         self, form: Form, calls: Calls, controls: Collection[str] = (), *, held: bool = False, any_text: bool = True
     ) -> None:
         """`controls`: tags that are control tokens. They count where they are marked, and typed out they are text.
-        `held`: a grammar of the form holds the answer. `any_text`: an answer of text may begin anyhow; otherwise what
-        begins like a call and is cut short is no content."""
+        `held`: a grammar of the form holds the answer; calls that lack their tag begin only as it has them. `any_text`:
+        an answer of text may begin anyhow; otherwise what begins like a call and is cut short is no content."""
         self.calls = calls
         self._form = form
-        self._firsts = form.firsts if held else form.firsts | form.loose
+        self._loose = form.loose if any_text or not held else frozenset[str]()
+        """What begins calls that lack their tag."""
+        self._firsts = form.firsts | self._loose
+        self._is_held = held
         self._symbols = _Symbols(form.tags - set(controls))
         self._region: Region | None = None
         self._spaces = ""
@@ -78,7 +82,7 @@ class CallReader:
         if symbol in self._form.begins or (self._is_fresh and symbol in self._firsts):
             self._is_fresh = False
             self._raw = ""
-            self._region = self._form.region(symbol, self.calls)
+            self._region = self._begun(symbol)
             if symbol in ("{", "["):
                 self._inside(symbol, text)
             else:
@@ -91,6 +95,12 @@ class CallReader:
             self._is_fresh = self._is_behind_call = False
             self._say(self._spaces + text)
             self._spaces = ""
+
+    def _begun(self, symbol: str) -> Region:
+        region = self._form.region(symbol, self.calls)
+        if self._is_held and symbol in self._loose:
+            return Opened(region, opening(symbol, self.calls.names))
+        return region
 
     def _inside(self, symbol: str, text: str) -> bool:
         """Offer a symbol to the region. False where it is not the region's."""

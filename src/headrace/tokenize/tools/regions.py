@@ -11,7 +11,8 @@ from headrace.tokenize.tools.calls import Calls
 from headrace.tokenize.tools.steps import SPACE, CallObject, Step, Value
 
 FENCE = "```"
-_LANGUAGES = ("", "json", "tool_code", "tool_call")
+LANGUAGES = ("", "json", "tool_code", "tool_call")
+"""What the line of a fence may say, where it holds calls."""
 _NAME_CHARS = 128
 """Longest name that is waited for."""
 _LITERALS = {"None": "null", "True": "true", "False": "false"}
@@ -89,7 +90,7 @@ class Objects:
 
 def fenced(calls: Calls) -> Objects:
     """Objects behind a fence of Markdown, whose line may name a language that tells nothing else."""
-    return Objects(calls, {FENCE}, languages=_LANGUAGES)
+    return Objects(calls, {FENCE}, languages=LANGUAGES)
 
 
 class Named:

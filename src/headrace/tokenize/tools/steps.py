@@ -15,7 +15,7 @@ from headrace.tokenize.tools.calls import Calls
 SPACE = " \t\r\n"
 _LITERAL = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _CLOSES = {"{": "}", "[": "]"}
-_ARGUMENTS = ("arguments", "parameters")
+ARGUMENTS = ("arguments", "parameters")
 _ASIDE = ("type", "id")
 """Keys that models put beside name and arguments, and that say nothing more."""
 
@@ -123,7 +123,7 @@ class CallObject:
             return Step.MORE
         if char != ":":
             return self._stop()
-        if self._key in _ARGUMENTS:
+        if self._key in ARGUMENTS:
             if self._arguments is not None:
                 return self._stop()
             self._state = self._begin_arguments

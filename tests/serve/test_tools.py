@@ -316,7 +316,7 @@ HELD: list[dict[str, Any]] = [{"tools": strict_tools()}, {"parallel_tool_calls":
         (BARE, "", [("get_weather", '{"city": "Bern"}')], "tool_calls"),
         (f"\n```json\n{BARE}\n```", "", [("get_weather", '{"city": "Bern"}')], "tool_calls"),
         (BARE[:-2], "", [("get_weather", '{"city": "Bern"')], "stop"),
-        ('{"name": "get_weather"}', '{"name": "get_weather"}', [], "stop"),
+        ('{"name": "ping"}', "", [("ping", "{}")], "tool_calls"),
         ('{"arguments": {}, "name": "ping"}', '{"arguments": {}, "name": "ping"}', [], "stop"),
         ('{"name": "rm", "arguments": {}}', '{"name": "rm", "arguments": {}}', [], "stop"),
         (f'{{"city": "Bern"}} {PING}', '{"city": "Bern"}', [("ping", "{}")], "tool_calls"),

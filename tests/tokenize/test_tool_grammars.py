@@ -358,6 +358,9 @@ def held(text: str, *, most: int | None = None) -> tuple[str, list[tuple[str, st
         ('{\n  "name" : "w",\n\n  "arguments":\n  {"city": "B", "days": 3}\n}', [("w", '{"city": "B", "days": 3}')]),
         (f"{BARE}\n{BARE}", [("w", '{"city": "B"}')] * 2),
         (FENCED, [("w", '{"city": "B"}')]),
+        ('{"name": "ping"}', [("ping", "{}")]),
+        ('```\n{ "name" : "ping"\n}\n```', [("ping", "{}")]),
+        (f'{{"name": "ping"}}{BARE}', [("ping", "{}"), ("w", '{"city": "B"}')]),
         (f"\n```\n{BARE}\n{BARE}```", [("w", '{"city": "B"}')] * 2),
         ('```tool_call\n\n{"name": "w", "arguments": {"city": "```"}}\n```', [("w", '{"city": "```"}')]),
     ],
@@ -382,6 +385,8 @@ def test_tags_in_the_arguments_of_a_call_without_tags() -> None:
     "text",
     [
         '{"name": "w", "arguments": ',
+        '{"name": "w"}',
+        '{"name": "ping"} so',
         '{"name": "w", "arguments": {}}',
         '{"name": "w", "arguments": {"city": 5}}',
         '{"name": "w", "arguments": {"city": "B", "sun": true}}',
@@ -413,7 +418,6 @@ def test_what_opens_as_a_call_must_be_one(text: str, control: bool) -> None:
     [
         "{",
         '{"name": "w", "arg',
-        '{"name": "w"}',
         '{"name": "wx", "arguments": {}}',
         '{"name": "rm", "arguments": {"city": "B"}}',
         '{"name": "w", "description": "d", "parameters": {"type": "object"}}',

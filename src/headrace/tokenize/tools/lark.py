@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.tokenize.tools.form import Spelling, Tool, Wanted, quoted
-from headrace.tokenize.tools.opening import pattern
+from headrace.tokenize.tools.opening import openings, pattern, with_arguments, without_arguments
 from headrace.tokenize.tools.regions import FENCE
 
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "minProperties")
 """Keywords beside which `properties` does not say all that an object may hold."""
+_OF_PROPERTIES = frozenset({"type", "properties", "required", "additionalProperties", "title", "description", "$defs"})
+"""Keywords that ask nothing else of an object than to have what is required."""
 _AS_JSON_IS_WRITTEN = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -37,9 +39,14 @@ def arguments(tools: Sequence[Tool], wanted: Wanted) -> list[str]:
 
 
 def _arguments(tool: Tool, number: int, wanted: Wanted) -> str:
-    held = tool.parameters if tool.judged is None else tool.judged
-    schema = closed(held) if wanted.required or tool.strict else {"type": "object"}
-    return f"arguments_{number}: %json {json.dumps({**schema, 'x-guidance': _AS_JSON_IS_WRITTEN}, ensure_ascii=False)}"
+    schema = {**_held(tool, wanted), "x-guidance": _AS_JSON_IS_WRITTEN}
+    return f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _held(tool: Tool, wanted: Wanted) -> dict[str, Any]:
+    if not (wanted.required or tool.strict):
+        return {"type": "object"}
+    return closed(tool.parameters if tool.judged is None else tool.judged)
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,20 +90,29 @@ def grammar(
 def without_tag(tools: Sequence[Tool], wanted: Wanted, begins: Sequence[str]) -> list[str]:
     """A rule `untagged`: calls without their tag, held from behind their opening on, and a terminal `UNTAGGED` that is
     all text with such an opening. `begins`: a brace and fences, which stand around such calls."""
-    several = "(SPACES? again)*" if wanted.several else ""
-    lines, all_of_them, names = [], [], [tool.name for tool in tools]
+    names = [tool.name for tool in tools]
+    ways, lines, opened = [], [], []
     for at, begin in enumerate(begins):
-        end = 'SPACES? "```"' if begin == FENCE else "SPACES?"
-        all_of_them.append(f"first_{at} {several} {end}")
-        lines.append(f"first_{at}: {' | '.join(f'first_{at}_{number}' for number in range(len(tools)))}")
-        for number, name in enumerate(names):
-            lines.append(f'first_{at}_{number}: OPENING_{at}_{number} SPACES? arguments_{number} SPACES? "}}"')
-            lines.append(f"OPENING_{at}_{number}: /{pattern(begin, [name])}/")
+        firsts = []
+        for number, tool in enumerate(tools):
+            firsts.append(f'OPENING_{at}_{number} SPACES? arguments_{number} SPACES? "}}"')
+            lines.append(f"OPENING_{at}_{number}: /{pattern(begin, with_arguments(begin, [tool.name]))}/")
+            if _may_be_empty(_held(tool, wanted)):
+                firsts.append(f"EMPTY_{at}_{number}")
+                lines.append(f"EMPTY_{at}_{number}: /{pattern(begin, without_arguments(begin, [tool.name]))}/")
+        lines.append(f"first_{at}: {' | '.join(firsts)}")
+        ways.append(f"first_{at} {'again* ' if wanted.several else ''}SPACES?{' FENCE' if begin == FENCE else ''}")
+        opened += [pattern(begin, opening) for opening in openings(begin, names)]
     if wanted.several:
-        lines.append(f"again: {' | '.join(f'again_{number}' for number in range(len(tools)))}")
-        lines += [f"again_{number}: {call_object(tool, number, 'arguments')}" for number, tool in enumerate(tools)]
-    openings = "|".join(pattern(begin, names) for begin in begins)
-    return [f"untagged: {' | '.join(all_of_them)}", *lines, rf"UNTAGGED: /({openings})(.|\n)*/"]
+        objects = [call_object(tool, number, "arguments") for number, tool in enumerate(tools)]
+        lines.append(f"again: SPACES? ({' | '.join(objects)})")
+    lines += [f"FENCE: {quoted(FENCE)}", rf"UNTAGGED: /({'|'.join(opened)})(.|\n)*/"]
+    return [f"untagged: {' | '.join(ways)}", *lines]
+
+
+def _may_be_empty(schema: Mapping[str, Any]) -> bool:
+    """Is `{}` surely of this schema?"""
+    return not schema.get("required") and schema.keys() <= _OF_PROPERTIES
 
 
 def bare_grammar(

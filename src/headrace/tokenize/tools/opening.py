@@ -15,21 +15,34 @@ Opening = Sequence[Sequence[str]]
 """One of each, in order; spaces may stand between them. Of those beside each other none is another's beginning."""
 
 
-def opening(begin: str, names: Collection[str]) -> Opening:
+def with_arguments(begin: str, names: Collection[str]) -> Opening:
     """`{"name": "f", "arguments":`, at the brace or behind the fence `begin`, for functions of these names.
 
-    An object that says so much means a call; one that says anything else first (no other key, no other order, no key
-    written with escapes) is text, for which names it means cannot be known."""
+    An object that says so much means a call. One that says anything else first (another key, another order, a key
+    written with escapes) is text, for which function it means shows too late or never."""
+    return [*_named(begin, names), [","], [f'"{key}"' for key in ARGUMENTS], [":"]]
+
+
+def without_arguments(begin: str, names: Collection[str]) -> Opening:
+    """`{"name": "f"}`, a whole call."""
+    return [*_named(begin, names), ["}"]]
+
+
+def openings(begin: str, names: Collection[str]) -> list[Opening]:
+    """Both."""
+    return [with_arguments(begin, names), without_arguments(begin, names)]
+
+
+def _named(begin: str, names: Collection[str]) -> Opening:
     line = [[f"{language}\n" for language in LANGUAGES]] if begin == FENCE else []
-    keys = [f'"{key}"' for key in ARGUMENTS]
-    return [*line, ["{"], ['"name"'], [":"], [quoted(name) for name in names], [","], keys, [":"]]
+    return [*line, ["{"], ['"name"'], [":"], [quoted(name) for name in names]]
 
 
-def pattern(begin: str, names: Collection[str]) -> str:
+def pattern(begin: str, opening: Opening) -> str:
     """The same as a regular expression between slashes, from the beginning of an answer on."""
-    each = ["|".join(map(_literal, part)) for part in opening(begin, names)]
     blanks = r"[ \t\r\n]*"
-    return f"{blanks}{begin if begin == FENCE else ''}{blanks.join(f'({part})' for part in each)}"
+    each = (f"({'|'.join(map(_literal, part))})" for part in opening)
+    return f"{blanks}{begin if begin == FENCE else ''}{blanks.join(each)}"
 
 
 def _literal(text: str) -> str:
@@ -37,11 +50,12 @@ def _literal(text: str) -> str:
 
 
 class Opened:
-    """A region that begins with an opening. What begins otherwise is BAD as soon as that shows."""
+    """A region that begins with one of some openings. What begins otherwise is BAD as soon as that shows."""
 
-    def __init__(self, region: Region, parts: Opening) -> None:
+    def __init__(self, region: Region, openings: Collection[Opening]) -> None:
         self._region = region
-        self._parts = parts
+        self._openings = list(openings)
+        """Those that it may still be; none once it is one."""
         self._at = 0
         self._part = ""
         """What came of the part that is being read."""
@@ -49,17 +63,19 @@ class Opened:
         """What came so far."""
 
     def feed(self, symbol: str) -> Step:
-        if self._at == len(self._parts):
+        if not self._openings:
             return self._region.feed(symbol)
         self._symbols.append(symbol)
         if self._at and not self._part and symbol in SPACE:
             return Step.MORE
         self._part += symbol
-        here = self._parts[self._at]
-        if self._part not in here:
-            return Step.MORE if any(part.startswith(self._part) for part in here) else Step.BAD
-        self._at, self._part = self._at + 1, ""
-        if self._at < len(self._parts):
+        self._openings = [o for o in self._openings if any(one.startswith(self._part) for one in o[self._at])]
+        if not self._openings:
+            return Step.BAD
+        if any(self._part in opening[self._at] for opening in self._openings):
+            self._at, self._part = self._at + 1, ""
+        if all(self._at < len(opening) for opening in self._openings):
             return Step.MORE
+        self._openings = []
         steps = [self._region.feed(each) for each in self._symbols]
         return steps[-1]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from headrace.tokenize.tools.calls import CallDelta, Calls, Event
 from headrace.tokenize.tools.form import Form
-from headrace.tokenize.tools.opening import Opened, opening
+from headrace.tokenize.tools.opening import Opened, openings
 from headrace.tokenize.tools.steps import SPACE, Region, Step
 
 
@@ -99,7 +99,7 @@ class CallReader:
     def _begun(self, symbol: str) -> Region:
         region = self._form.region(symbol, self.calls)
         if self._is_held and symbol in self._loose:
-            return Opened(region, opening(symbol, self.calls.names))
+            return Opened(region, openings(symbol, self.calls.names))
         return region
 
     def _inside(self, symbol: str, text: str) -> bool:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from headrace.engine.async_llm import AsyncLLM
+from tests.serve.client_checks import client_of
 from tests.serve.http_api import CHAT, error_of, events_of
 from tests.serve.live_server import LiveServer
-from tests.serve.test_tools import NAMED, NOTHING, TOOLS
+from tests.serve.test_tools import NAMED, NOTHING, TOOLS, Weather
 
 TALK = [{"role": "user", "content": "Is it warm in Bern?"}]
 FORMAT = {
@@ -111,6 +113,7 @@ def test_together_as_alone(http: httpx.Client) -> None:
         {"tool_choice": NAMED, "temperature": 0.9, "seed": 2, "max_tokens": 60},
         {"tool_choice": "none", "temperature": 0.9, "seed": 3, "max_tokens": 20},
         {"tool_choice": "auto", "temperature": 0.9, "seed": 4, "max_tokens": 60},
+        {"parallel_tool_calls": False, "temperature": 0.9, "seed": 5, "max_tokens": 60},
     ]
 
     def said(body: dict[str, Any]) -> Any:
@@ -129,6 +132,48 @@ def test_strict(http: httpx.Client) -> None:
         choice = asked(http, tools=tools, temperature=1, seed=seed, max_tokens=80)
         assert all(is_good(*call) for call in calls(choice))
         assert choice["message"].get("tool_calls") != []
+
+
+def test_functions_of_the_official_client(http: httpx.Client) -> None:
+    """They are strict. What a model writes without tags is a call as well, and a good one; Qwen's for code does."""
+    client = client_of(str(http.base_url).rstrip("/"))
+    model = client.models.list().data[0].id
+    tools = [openai.pydantic_function_tool(Weather, name="get_weather")]
+    bare = 0
+    for seed in range(4):
+        how: dict[str, Any] = {"model": model, "messages": TALK, "tools": tools, "max_tokens": 200, "logprobs": True}
+        try:
+            choice = client.chat.completions.parse(**how, temperature=min(seed, 1), seed=seed).choices[0]
+        except openai.LengthFinishReasonError:
+            continue
+        written = "".join(entry.token for entry in choice.logprobs.content)
+        calls = choice.message.tool_calls or []
+        assert all(isinstance(call.function.parsed_arguments, Weather) for call in calls)
+        assert (choice.finish_reason == "tool_calls") is bool(calls)
+        bare += bool(calls) and "<tool_call>" not in written
+    assert bare or "qwen" not in model.lower()
+
+
+def test_strict_calls_that_are_cut(http: httpx.Client) -> None:
+    """Streamed and whole agree, with and without tags."""
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for limit in (9, 15, 21, 80):
+        how = {"messages": TALK, "tools": tools, "temperature": 0.8, "seed": 7, "n": 3, "max_tokens": limit}
+        whole = http.post(CHAT, json=how).json()["choices"]
+        got = [["", [], None] for _ in whole]
+        for event in events_of(http.post(CHAT, json={**how, "stream": True})):
+            for choice in event["choices"]:
+                some = got[choice["index"]]
+                some[0] += choice["delta"].get("content") or ""
+                for call in choice["delta"].get("tool_calls", []):
+                    some[1] += [""] * (call["index"] == len(some[1]))
+                    some[1][call["index"]] += call["function"]["arguments"]
+                some[2] = choice["finish_reason"] or some[2]
+        for choice, (content, arguments, finish) in zip(whole, got, strict=True):
+            message = choice["message"]
+            written = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
+            assert (content, arguments, finish) == (message["content"] or "", written, choice["finish_reason"])
+            assert all(is_good(*call) for call in calls(choice))
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "none"])

@@ -374,6 +374,14 @@ def test_calls_without_tags_are_held_and_read(text: str, calls: list[tuple[str, 
     assert judge.takes(one, text) is (len(calls) == 1)
 
 
+def test_arguments_that_may_not_be_empty_are_not_left_out() -> None:
+    judge = Judge(HERMES, control=False)
+    for schema, may in (({}, True), (CITY, False), ({"$ref": "#/$defs/c", "$defs": {"c": CITY}}, False)):
+        source = grammar(HERMES, judge, Tool("w", schema, strict=True), required=False)
+        assert judge.takes(source, '{"name": "w"}') is may
+        assert judge.takes(source, BARE)
+
+
 def test_tags_in_the_arguments_of_a_call_without_tags() -> None:
     judge = Judge(HERMES, control=False)
     text = '{"name": "w", "arguments": {"city": "``` <tool_call> \\" {"}}'

@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from headrace.engine.async_llm import AsyncLLM
 from tests.serve.client_checks import client_of
 from tests.serve.http_api import CHAT, error_of, events_of
 from tests.serve.live_server import LiveServer
-from tests.serve.test_tools import NAMED, NOTHING, TOOLS, Weather
+from tests.serve.test_tools import NAMED, NOTHING, TOOLS
 
 TALK = [{"role": "user", "content": "Is it warm in Bern?"}]
 FORMAT = {
@@ -132,6 +133,11 @@ def test_strict(http: httpx.Client) -> None:
         choice = asked(http, tools=tools, temperature=1, seed=seed, max_tokens=80)
         assert all(is_good(*call) for call in calls(choice))
         assert choice["message"].get("tool_calls") != []
+
+
+class Weather(BaseModel):
+    city: str = Field(pattern="^[A-Z]{4}$")
+    """As no model would write it by itself."""
 
 
 def test_functions_of_the_official_client(http: httpx.Client) -> None:

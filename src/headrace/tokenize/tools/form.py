@@ -80,8 +80,8 @@ class Form:
     firsts: frozenset[str] = frozenset()
     """Brackets and tags that begin a call only where an answer begins."""
     loose: frozenset[str] = frozenset()
-    """More of them, for answers of any text: models forget what they were shown. Where a grammar holds the answer it holds
-    what begins so, too, as `opening` has it."""
+    """More of them, for answers of any text: models forget what they were shown. Where a grammar holds the answer, what
+    begins so is held as `opening` has it."""
     single: bool = False
     """The template takes back one call a turn, and so answers that are held to a grammar have one."""
     new_id: Callable[[], str] = call_id

@@ -25,6 +25,10 @@ class Refused:
 
 NOT_YET = "not supported yet"
 
+CACHE_HINT = "cache_control"
+"""With this some clients mark a prefix that is worth keeping. Ignored in a body, a message, a content part and a tool:
+the prefix cache finds by itself what requests share, and no answer depends on it."""
+
 IGNORED: Mapping[str, str] = {
     "user": "whom the request is for; nothing is kept per user",
     "safety_identifier": "as `user`",
@@ -34,6 +38,7 @@ IGNORED: Mapping[str, str] = {
     "prompt_cache_key": "a hint for the speed only",
     "prompt_cache_retention": "a hint for the speed only",
     "prediction": "a hint for the speed only",
+    CACHE_HINT: "a hint for the speed only; in messages, their parts and tools, too",
 }
 """Accepted with any value and without effect, in every body: field to the reason why that is harmless."""
 

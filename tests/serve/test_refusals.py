@@ -302,6 +302,7 @@ def test_what_openai_users_ask_first(api: Api) -> None:
     error_of(api.complete(suffix="x"), 400, "suffix")
     error_of(api.complete(best_of=3, n=2), 400, "best_of")
     error_of(api.complete(best_of=True), 400, "best_of")
+    assert "only the same as n" in error_of(api.complete(best_of=1, n=2), 400, "best_of")
     assert api.complete(best_of=2, n=2).status_code == 200
     assert api.complete(best_of=1).status_code == 200
     error_of(api.complete(length_penalty=True), 400, "length_penalty")

@@ -86,7 +86,7 @@ CHAT: Mapping[str, Refused] = {
 """What /v1/chat/completions refuses."""
 
 COMPLETIONS: Mapping[str, Refused] = {
-    "best_of": Refused("not supported beyond n"),
+    "best_of": Refused("only the same as n (1 where n is not given) is taken; choices are not ranked"),
     "messages": Refused("send prompt, or use /v1/chat/completions"),
     "max_completion_tokens": Refused("use max_tokens"),
     "top_logprobs": Refused("here logprobs is the number of alternatives"),

@@ -292,6 +292,22 @@ def test_refused_fields(api: Api, endpoint: str) -> None:
     assert len(api.llm.submitted) == sum(1 + len(rule.neutral) for rule in table.values())
 
 
+@pytest.mark.parametrize(
+    ("choice", "param", "words"),
+    [
+        ("a", "", "structured_outputs.choice must be a list of strings, not 'a'"),
+        ({"a": 1}, "", "must be a list of strings, not an object"),
+        ([], "", "structured_outputs.choice must hold at least one string"),
+        (["a", 5], "[1]", "structured_outputs.choice[1] must be a string that is not empty, not 5"),
+        ([""], "[0]", "structured_outputs.choice[0] must be a string that is not empty, not ''"),
+    ],
+)
+def test_choices_say_what_they_need(api: Api, choice: Any, param: str, words: str) -> None:
+    for ask in (api.chat, api.complete):
+        answer = ask(structured_outputs={"choice": choice})
+        assert words in error_of(answer, 400, f"structured_outputs.choice{param}")
+
+
 def test_what_openai_users_ask_first(api: Api) -> None:
     error_of(api.chat(tool_choice="required"), 400, "tool_choice")
     error_of(api.chat(response_format={"type": "json"}), 400, "response_format.type")

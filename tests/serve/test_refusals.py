@@ -417,6 +417,21 @@ def test_bad_bodies(api: Api, body: bytes, words: str) -> None:
     assert not api.llm.submitted
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "x", "temperature": 1, "temperature": 0}', "temperature"),
+        (b'{"prompt": "x", "logit_bias": {"1": 1, "1": 2}}', "1"),
+        (b'{"prompt": "x", "' + b"k" * 500 + b'": 1, "' + b"k" * 500 + b'": 2}', "k" * QUOTED),
+        (b'{"prompt": "x", "\\ud800": 1, "\\ud800": 2}', "\\ud800"),
+    ],
+    ids=["field", "inside", "long", "surrogate"],
+)
+def test_a_key_that_stands_twice_is_named(api: Api, body: bytes, param: str) -> None:
+    response = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert "stands twice" in error_of(response, 400, param)
+
+
 def test_good_odd_bodies(api: Api) -> None:
     for body in (
         b'\n {"prompt": "\\ud83d\\ude00"} \n',

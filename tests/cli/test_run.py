@@ -170,6 +170,7 @@ def test_wrong_usage_is_code_2_and_opens_nothing(log: Path, args: list[str], opt
     done = headrace("run", "m", "hi", *args, COLUMNS="200")
     assert (done.returncode, done.stdout) == (2, "")
     assert option in done.stderr
+    assert f"{option}[" not in done.stderr
     assert "Traceback" not in done.stderr
     assert log.read_text() == ""
 

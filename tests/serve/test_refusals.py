@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -95,10 +96,29 @@ def test_p2_v2_v6_values(api: Api, field: str, value: Any, stream: bool) -> None
         message = error_of(ask(**({"stream": stream} | {field: value})), 400)
         response = ask(**({"stream": stream} | {field: value}))
         param = response.json()["error"]["param"]
-        assert param.split("[")[0] == field
+        assert re.split(r"[.[]", param)[0] == field
         assert field in message
         assert len(message) < 1000
     assert not api.llm.submitted
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"stop": ["a", 3]}, "stop[1]", "stop[1] must be a string"),
+        ({"stop": ["a", ""]}, "stop[1]", "stop[1] must not be empty"),
+        ({"stop_token_ids": [1, "2"]}, "stop_token_ids[1]", "stop_token_ids[1]"),
+        ({"stop_token_ids": [1, VOCAB]}, "stop_token_ids[1]", f"holds {VOCAB}, which is no token id"),
+        ({"logit_bias": {"1": 5, "2": "x"}}, "logit_bias.2", "logit_bias.2: input should be a valid number, not 'x'"),
+        ({"logit_bias": {"1": 5, "2": 101}}, "logit_bias.2", "logit_bias.2 must be a number from -100 to 100"),
+        ({"logit_bias": {"cat": 5}}, "logit_bias.cat", "the key 'cat', which is no token id"),
+        ({"logit_bias": {str(VOCAB): 5}}, f"logit_bias.{VOCAB}", f"holds {VOCAB}, which is no token id"),
+        ({"logit_bias": {"x" * 5000: "y"}}, f"logit_bias.{'x' * QUOTED}", "valid number"),
+    ],
+)
+def test_the_entry_at_fault_is_named(api: Api, body: dict[str, Any], param: str, words: str) -> None:
+    for ask in (api.chat, api.complete):
+        assert words in error_of(ask(**body), 400, param)
 
 
 @pytest.mark.parametrize("value", [0, 1e-4, 1e-8, 1e-300, 5e-324, 1, 2.0, 100])

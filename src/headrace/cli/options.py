@@ -122,4 +122,4 @@ def usage() -> Iterator[None]:
     except OptionError as e:
         raise typer.BadParameter(str(e), param_hint=e.option and option_name(e.option)) from e
     except RequestError as e:
-        raise typer.BadParameter(str(e), param_hint=e.param and option_name(e.param)) from e
+        raise typer.BadParameter(str(e), param_hint=e.param and option_name(e.param.partition("[")[0])) from e

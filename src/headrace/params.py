@@ -251,16 +251,20 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 def _stops(stop: Any) -> tuple[str, ...]:
     if stop is None:
         return ()
-    stops = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):
+    alone = isinstance(stop, str)
+    stops = (stop,) if alone else stop
+    if not isinstance(stops, Sequence):
         raise RequestError("stop must be a string or a list of strings", "stop")
     if len(stops) > MAX_STOPS:
         raise RequestError(f"stop has {len(stops)} strings, more than the {MAX_STOPS} allowed", "stop")
-    for s in stops:
+    for i, s in enumerate(stops):
+        at = "stop" if alone else f"stop[{i}]"
+        if not isinstance(s, str):
+            raise RequestError(f"{at} must be a string", at)
         if not s:
-            raise RequestError("stop must not contain an empty string: it would end every answer at once", "stop")
+            raise RequestError(f"{at} must not be empty: an empty string would end every answer at once", at)
         if len(s) > MAX_STOP_CHARS:
-            raise RequestError(f"a stop string has {len(s)} characters, more than the {MAX_STOP_CHARS} allowed", "stop")
+            raise RequestError(f"{at} has {len(s)} characters, more than the {MAX_STOP_CHARS} allowed", at)
     return tuple(stops)
 
 
@@ -269,9 +273,9 @@ def _token_ids(ids: Any) -> tuple[int, ...]:
         return ()
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise RequestError("stop_token_ids must be a list of token ids", "stop_token_ids")
-    for i in ids:
+    for at, i in enumerate(ids):
         if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-            raise RequestError(f"stop_token_ids holds {shown(i)}, which is no token id", "stop_token_ids")
+            raise RequestError(f"stop_token_ids[{at}] is {shown(i)}, which is no token id", f"stop_token_ids[{at}]")
     return tuple(ids)
 
 
@@ -284,10 +288,13 @@ def _bias(bias: Any) -> dict[int, float]:
     for key, value in bias.items():
         huge = isinstance(key, int) and abs(key) >= 10**18  # str() refuses numbers of thousands of digits
         if isinstance(key, bool) or huge or not _TOKEN_ID.fullmatch(str(key)):
-            raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id", "logit_bias")
+            at = f"logit_bias.{key[:128]}" if isinstance(key, str) else "logit_bias"
+            raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id", at)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-            raise RequestError(f"logit_bias[{key}] must be a number from -100 to 100, not {shown(value)}", "logit_bias")
+            raise RequestError(
+                f"logit_bias.{key} must be a number from -100 to 100, not {shown(value)}", f"logit_bias.{key}"
+            )
         if int(key) in out:
-            raise RequestError(f"logit_bias has the token id {int(key)} twice", "logit_bias")
+            raise RequestError(f"logit_bias has the token id {int(key)} twice", f"logit_bias.{int(key)}")
         out[int(key)] = float(value)
     return out

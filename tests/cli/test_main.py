@@ -269,14 +269,35 @@ def test_bars_are_drawn_on_a_terminal_only() -> None:
     assert (done.stdout, done.stderr) == ("answer\n", "")
 
 
+OPENING = """
+import time
+from headrace.cli.console import bars
+with bars() as tell:
+    tell("opening it", 0, 0)
+    time.sleep(0.3)
+print("answer", flush=True)
+"""
+
+
+def test_a_bar_of_nothing_that_is_counted_shows_no_numbers() -> None:
+    terminal = Terminal([sys.executable, "-c", OPENING], os.environ, term="xterm")
+    assert "opening it" in (drawn := terminal.expect("answer"))
+    assert terminal.end() == 0
+    assert "bytes" not in drawn and "--:--" not in drawn
+
+
 def test_a_finished_bar_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
 
     class Drawn:
         task_ids = (0,)
 
-        def add_task(self, task: str) -> None:
+        def __init__(self, *, counted: bool) -> None:
+            assert counted
+
+        def add_task(self, task: str, total: float | None) -> None:
             drawn.append(task)
+            assert total == 2
 
         def start(self) -> None: ...
         def stop(self) -> None:
@@ -501,7 +522,12 @@ def test_the_plan_shows_its_evidence(memory: str | None) -> None:
     plan = blueprint(memory=memory, demand=seen.demand())
     plan.seen = seen
     lines = "".join(plan_lines(plan_facts(plan)))
-    assert "200 answers since 2026-01-31, 99 of 100 within 127 tokens (prompt 100, answer 27; most 127), 12 at" in lines
-    assert ("memory auto takes it" in lines) == (memory is None)
+    assert (
+        "past load     200 answers since 2026-01-31: 99 of 100 had at most 127 tokens (prompt 100, answer 27), "
+        "the longest 127;\n"
+        "              99 of 100 came with at most 12 under way at once, the most 12\n"
+        "proposal      for such a load a KV pool of "
+    ) in lines
+    assert ("--memory auto takes them" in lines) == (memory is None)
     assert ("taken as far as it fits" in lines and "as past load needed" in lines) == (memory == "auto")
     assert ("15 rows in a step" in lines) == (memory == "auto")

@@ -170,8 +170,25 @@ def test_wrong_usage_is_code_2_and_opens_nothing(log: Path, args: list[str], opt
     done = headrace("run", "m", "hi", *args, COLUMNS="200")
     assert (done.returncode, done.stdout) == (2, "")
     assert option in done.stderr
+    assert f"{option}[" not in done.stderr
     assert "Traceback" not in done.stderr
     assert log.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--temp", "--temperature"),
+        ("--temp=0.5", "--temperature"),
+        ("--max", "--max-tokens, --max-wait-ms"),
+        ("--no-w", "--no-weight-cache"),
+        ("--temprature", "--temperature"),
+    ],
+)
+def test_an_option_that_is_not_there_points_to_the_one_that_was_meant(typed: str, meant: str, log: Path) -> None:
+    done = headrace("run", "m", "hi", typed, COLUMNS="200")
+    assert done.returncode == 2
+    assert f"No such option: {typed.partition('=')[0]} (Possible options: {meant})" in done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error(log: Path) -> None:

@@ -185,6 +185,31 @@ def test_g5_a_bad_regex_is_refused(pattern: str, starts: Callable[..., Guided]) 
     assert refused.value.param == "grammar" and len(str(refused.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "said"),
+    [
+        ("regex", "ab(c", "unclosed group, at character 3 of ab(c"),
+        ("regex", "[z-a]", "invalid character class range, the start must be <= the end, at character 2 of [z-a]"),
+        ("regex", "(" + "x" * 5000, "unclosed group, at character 1 of (" + "x" * 265 + "..."),
+        ("regex", "a\n(b", r"unclosed group, at character 4 of a\n(b"),
+        ("regex", r"[^\s\S]", "nothing satisfies it"),
+        ("gbnf", "root ::= [z-a]", "invalid character class range, the start must be <= the end, at character 2 of "
+         "[z-a]"),
+        ("lark", "start: a\na: /(b/", "line 2, column 4: unclosed group, at character 1 of (b"),
+        ("lark", "start: a\na: /(\nb/", "line 2, column 4: unclosed group, in a regular expression of several lines"),
+        ("lark", "start: nowhere", 'line 1, column 8: unknown name: "nowhere"'),
+        ("lark", "start a", """line 1, column 7: Expected token ':', found "a\""""),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_first_and_plainly(
+    kind: str, source: str, said: str, starts: Callable[..., Guided]
+) -> None:
+    """Where it is too, in the client's own text, and none of the library's."""
+    with pytest.raises(RequestError) as refused:
+        starts(kind, source)
+    assert str(refused.value) == f"the {kind} grammar cannot be honoured: {said}"
+
+
 def test_g5_a_regex_that_backtracking_engines_fear_is_served(
     starts: Callable[..., Guided], tokenizer: Tokenizer
 ) -> None:

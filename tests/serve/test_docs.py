@@ -9,11 +9,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from headrace.serve.app import LAST_S, LEFT_S, TOLD_S
 from headrace.serve.bodies import ChatBody, CompletionBody
 from headrace.serve.embedding import REFUSED as EMBEDDINGS
 from headrace.serve.embedding import EmbeddingBody
 from headrace.serve.fields import CHAT, COMPLETIONS, IGNORED, Refused
 from headrace.serve.messages import REFUSED as REFUSED_KEYS
+from headrace.serve.options import ServerOptions
 from headrace.serve.tokenizing import DETOKENIZE, TOKENIZE, DetokenizeBody, TokenizeBody
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -70,6 +72,20 @@ def written(page: str) -> str:
 def test_tables_are_what_the_code_does() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == written(page), "run `python tests/serve/test_docs.py`"
+
+
+def test_the_advice_on_the_end_follows_the_code() -> None:
+    """Who kills a server that was told to stop waits longer than its end may take."""
+    page = (PAGE.parent / "operations.md").read_text(encoding="utf-8")
+    advice = re.search(r"by (\d+) seconds to be safe: (\d+) with the default `--grace-s` of (\d+)", page)
+    assert advice is not None
+    more, wait, grace = map(int, advice.groups())
+    assert (grace, wait) == (ServerOptions().grace_s, grace + more)
+    assert more > 2 * TOLD_S + LAST_S + LEFT_S
+    assert f"docker stop -t {wait}" in page and f"--stop-timeout {wait}" in page
+    unit = re.search(r"--grace-s (\d+).*?\nTimeoutStopSec=(\d+)\n", page, re.DOTALL)
+    assert unit is not None
+    assert int(unit[2]) >= int(unit[1]) + more
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -95,10 +96,29 @@ def test_p2_v2_v6_values(api: Api, field: str, value: Any, stream: bool) -> None
         message = error_of(ask(**({"stream": stream} | {field: value})), 400)
         response = ask(**({"stream": stream} | {field: value}))
         param = response.json()["error"]["param"]
-        assert param.split("[")[0] == field
+        assert re.split(r"[.[]", param)[0] == field
         assert field in message
         assert len(message) < 1000
     assert not api.llm.submitted
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"stop": ["a", 3]}, "stop[1]", "stop[1] must be a string"),
+        ({"stop": ["a", ""]}, "stop[1]", "stop[1] must not be empty"),
+        ({"stop_token_ids": [1, "2"]}, "stop_token_ids[1]", "stop_token_ids[1]"),
+        ({"stop_token_ids": [1, VOCAB]}, "stop_token_ids[1]", f"holds {VOCAB}, which is no token id"),
+        ({"logit_bias": {"1": 5, "2": "x"}}, "logit_bias.2", "logit_bias.2: input should be a valid number, not 'x'"),
+        ({"logit_bias": {"1": 5, "2": 101}}, "logit_bias.2", "logit_bias.2 must be a number from -100 to 100"),
+        ({"logit_bias": {"cat": 5}}, "logit_bias.cat", "the key 'cat', which is no token id"),
+        ({"logit_bias": {str(VOCAB): 5}}, f"logit_bias.{VOCAB}", f"holds {VOCAB}, which is no token id"),
+        ({"logit_bias": {"x" * 5000: "y"}}, f"logit_bias.{'x' * QUOTED}", "valid number"),
+    ],
+)
+def test_the_entry_at_fault_is_named(api: Api, body: dict[str, Any], param: str, words: str) -> None:
+    for ask in (api.chat, api.complete):
+        assert words in error_of(ask(**body), 400, param)
 
 
 @pytest.mark.parametrize("value", [0, 1e-4, 1e-8, 1e-300, 5e-324, 1, 2.0, 100])
@@ -292,6 +312,22 @@ def test_refused_fields(api: Api, endpoint: str) -> None:
     assert len(api.llm.submitted) == sum(1 + len(rule.neutral) for rule in table.values())
 
 
+@pytest.mark.parametrize(
+    ("choice", "param", "words"),
+    [
+        ("a", "", "structured_outputs.choice must be a list of strings, not 'a'"),
+        ({"a": 1}, "", "must be a list of strings, not an object"),
+        ([], "", "structured_outputs.choice must hold at least one string"),
+        (["a", 5], "[1]", "structured_outputs.choice[1] must be a string that is not empty, not 5"),
+        ([""], "[0]", "structured_outputs.choice[0] must be a string that is not empty, not ''"),
+    ],
+)
+def test_choices_say_what_they_need(api: Api, choice: Any, param: str, words: str) -> None:
+    for ask in (api.chat, api.complete):
+        answer = ask(structured_outputs={"choice": choice})
+        assert words in error_of(answer, 400, f"structured_outputs.choice{param}")
+
+
 def test_what_openai_users_ask_first(api: Api) -> None:
     error_of(api.chat(tool_choice="required"), 400, "tool_choice")
     error_of(api.chat(response_format={"type": "json"}), 400, "response_format.type")
@@ -302,6 +338,7 @@ def test_what_openai_users_ask_first(api: Api) -> None:
     error_of(api.complete(suffix="x"), 400, "suffix")
     error_of(api.complete(best_of=3, n=2), 400, "best_of")
     error_of(api.complete(best_of=True), 400, "best_of")
+    assert "only the same as n" in error_of(api.complete(best_of=1, n=2), 400, "best_of")
     assert api.complete(best_of=2, n=2).status_code == 200
     assert api.complete(best_of=1).status_code == 200
     error_of(api.complete(length_penalty=True), 400, "length_penalty")
@@ -398,6 +435,21 @@ def test_bad_bodies(api: Api, body: bytes, words: str) -> None:
         message = error_of(response, 400)
         assert path == CHAT or words in message
     assert not api.llm.submitted
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "x", "temperature": 1, "temperature": 0}', "temperature"),
+        (b'{"prompt": "x", "logit_bias": {"1": 1, "1": 2}}', "1"),
+        (b'{"prompt": "x", "' + b"k" * 500 + b'": 1, "' + b"k" * 500 + b'": 2}', "k" * QUOTED),
+        (b'{"prompt": "x", "\\ud800": 1, "\\ud800": 2}', "\\ud800"),
+    ],
+    ids=["field", "inside", "long", "surrogate"],
+)
+def test_a_key_that_stands_twice_is_named(api: Api, body: bytes, param: str) -> None:
+    response = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert "stands twice" in error_of(response, 400, param)
 
 
 def test_good_odd_bodies(api: Api) -> None:

@@ -284,7 +284,7 @@ def test_g5_bad_schemas(of: Any, param: str, http: httpx.Client) -> None:
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice[1]"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"grammar": "start: a\na: %json {}"}}, "structured_outputs.grammar"),

@@ -103,6 +103,11 @@ def test_what_is_refused(api: Api, body: dict[str, Any], param: str) -> None:
     error_of(tokenize(api, **body), 400, param)
 
 
+@pytest.mark.parametrize("field", ["text", "input", "content"])
+def test_other_names_of_the_prompt(api: Api, field: str) -> None:
+    assert error_of(tokenize(api, **{field: "a"}), 400, field) == f"{field} is refused: send prompt"
+
+
 @pytest.mark.parametrize(
     ("tokens", "param"),
     [

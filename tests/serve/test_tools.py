@@ -477,6 +477,25 @@ def test_tools_reach_the_template(api: Api) -> None:
     assert list(template["tools"][0]["function"]) == ["name", "parameters"], "in the order of the request"
 
 
+def test_hints_for_caching_change_nothing(api: Api) -> None:
+    """`cache_control`, wherever clients put it: the template is given the same."""
+    hint = {"cache_control": {"type": "ephemeral"}}
+    seen = spied(api)
+    for more in ({}, hint):
+        part = {"type": "text", "text": "x", **more}
+        talk = [
+            {"role": "system", "content": "s", **more},
+            {"role": "user", "content": [part, {"type": "text", "text": "y"}], **more},
+            {"role": "assistant", "content": [part], **more},
+            {"role": "tool", "content": "z", **more},
+        ]
+        tool = {"type": "function", "function": {**WEATHER["function"], **more}, **more}
+        answer = api.chat(messages=talk, tools=[tool, NOTHING], **more)
+        assert answer.status_code == 200, answer.text
+    assert seen[0] == seen[1]
+    error_of(api.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}]), 400)
+
+
 def history(arguments: Any, result: Any = "3", **call: Any) -> list[Any]:
     function = {"name": "get_weather", "arguments": arguments}
     calls = [{"id": "c1", "type": "function", "function": function, **call}]

@@ -65,8 +65,8 @@ class Bars:
             return
         if task != self._task or self._drawn is None:
             self.close()
-            self._task, self._drawn = task, _bar()
-            self._drawn.add_task(task)
+            self._task, self._drawn = task, _bar(counted=total > 0)
+            self._drawn.add_task(task, total=total or None)
             self._drawn.start()
         self._drawn.update(self._drawn.task_ids[0], completed=done, total=total or None)
         if total and done >= total:
@@ -80,7 +80,8 @@ class Bars:
             self._drawn = None
 
 
-def _bar() -> rich.progress.Progress:
+def _bar(*, counted: bool) -> rich.progress.Progress:
+    """`counted`: it is known how many bytes there are in all; else the bar only shows that something goes on."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -91,8 +92,8 @@ def _bar() -> rich.progress.Progress:
     )
 
     text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    bytes_done = (DownloadColumn(), TimeRemainingColumn()) if counted else ()
+    return Progress(text, BarColumn(bar_width=20), *bytes_done, console=Console(stderr=True), transient=True)
 
 
 @contextmanager

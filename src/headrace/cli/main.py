@@ -15,7 +15,7 @@ import typer
 from headrace.cli import cache
 from headrace.cli.console import fail, out
 from headrace.cli.list import list_models
-from headrace.cli.options import engine_options, server_options
+from headrace.cli.options import Command, engine_options, server_options
 from headrace.cli.pull import pull
 from headrace.cli.run import run
 from headrace.cli.serve import serve
@@ -31,11 +31,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(engine_options(run))
-app.command("serve")(engine_options(server_options(serve)))
-app.command("pull")(pull)
-app.command("list")(list_models)
-app.command("show")(engine_options(show))
+app.command("run", cls=Command)(engine_options(run))
+app.command("serve", cls=Command)(engine_options(server_options(serve)))
+app.command("pull", cls=Command)(pull)
+app.command("list", cls=Command)(list_models)
+app.command("show", cls=Command)(engine_options(show))
 app.add_typer(cache.app, name="cache")
 
 

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from headrace.config import Options
 from headrace.errors import OptionError, RequestError
@@ -25,6 +26,20 @@ MODEL = Annotated[
         show_default=False,
     ),
 ]
+
+
+class Command(TyperCommand):
+    """Of an option that is not there it names those that begin so, before any that only look alike."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # of a class that is private to Typer or is click's, as the version will have it
+            typed = getattr(error, "option_name", None)
+            names = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
+            if typed and (begun := [name for name in names if name.startswith(typed)]):
+                error.possibilities = begun  # type: ignore[attr-defined]
+            raise
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,4 +122,4 @@ def usage() -> Iterator[None]:
     except OptionError as e:
         raise typer.BadParameter(str(e), param_hint=e.option and option_name(e.option)) from e
     except RequestError as e:
-        raise typer.BadParameter(str(e), param_hint=e.param and option_name(e.param)) from e
+        raise typer.BadParameter(str(e), param_hint=e.param and option_name(e.param.partition("[")[0])) from e

@@ -69,28 +69,36 @@ def plan_lines(facts: Mapping[str, Any]) -> Iterator[str]:
     if tier := facts["disk_tier"]:
         yield _line("disk tier", f"{size(tier['bytes']):>9}  at most, of blocks that left the pool: {tier['folder']}")
     yield _line("at once", f"{counts}; {facts['rows']:,} rows in a step")
-    yield _line("past load", _past(facts))
+    yield from _past(facts)
 
 
 def _granted(granted: int) -> str:
     return f"{size(granted)} are granted to this process" if granted else "the system does not say what is granted"
 
 
-def _past(facts: Mapping[str, Any]) -> str:
+def _past(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What was seen of this model's requests before, and what it proposes for those to come."""
     past, proposal = facts["past_load"], facts["proposal"]
+    by_default = "; --memory auto is as the default" if facts["automatic"] else ""
     if past is None:
-        return "none known" + ("; memory auto is as the default" if facts["automatic"] else "")
+        yield _line("past load", f"none known{by_default}")
+        return
     seen = f"{past['requests']:,} answers since {past['since']}"
     if proposal is None:
-        return f"{seen}: too few to propose anything" + (
-            "; memory auto is as the default" if facts["automatic"] else ""
-        )
+        yield _line("past load", f"{seen}: too few to propose anything{by_default}")
+        return
     longest, beside = past["length"], past["at_once"]
-    return (
-        f"{seen}, 99 of 100 within {longest['nearly_all']:,} tokens (prompt {past['prompt']['nearly_all']:,}, answer "
-        f"{past['answer']['nearly_all']:,}; most {longest['most']:,}), {beside['nearly_all']:,} at once (most "
-        f"{beside['most']:,}); proposes a pool of {size(proposal['pool'])} and {proposal['rows']:,} rows"
-        + (", taken as far as it fits" if facts["automatic"] else "; memory auto takes it")
+    yield _line(
+        "past load",
+        f"{seen}: 99 of 100 had at most {longest['nearly_all']:,} tokens (prompt {past['prompt']['nearly_all']:,}, "
+        f"answer {past['answer']['nearly_all']:,}), the longest {longest['most']:,};",
+    )
+    yield _line(
+        "", f"99 of 100 came with at most {beside['nearly_all']:,} under way at once, the most {beside['most']:,}"
+    )
+    taken = "taken as far as it fits" if facts["automatic"] else "--memory auto takes them"
+    yield _line(
+        "proposal", f"for such a load a KV pool of {size(proposal['pool'])} and {proposal['rows']:,} rows; {taken}"
     )
 
 

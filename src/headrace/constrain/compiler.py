@@ -63,7 +63,7 @@ class Compiler:
         return grammar if params.reasoning is None else Thinking(params.reasoning, grammar)
 
     def _compile(self, grammar: Grammar) -> Guided:
-        from headrace.constrain.guided import Guided
+        from headrace.constrain.guided import PLACE, Guided
         from headrace.constrain.sources import library_form
 
         source = library_form(grammar)
@@ -71,7 +71,8 @@ class Compiler:
             return Guided.of(self._tokens(), source)
         except ConstraintError as error:
             at = self._at_fault(grammar, str(error)) if grammar.kind == "json" else "grammar"
-            raise RequestError(f"the {grammar.kind} grammar cannot be honoured: {error}", at) from None
+            why = str(error) if grammar.kind == "lark" else PLACE.sub("", str(error))  # places in no text of the client
+            raise RequestError(f"the {grammar.kind} grammar cannot be honoured: {why}", at) from None
 
     def _at_fault(self, grammar: Grammar, why: str) -> str:
         from headrace.constrain.blame import path_at_fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -16,6 +17,12 @@ grammar: `schema`, `patterns`, `lark`."""
 
 REASON = 300
 """Longest reason that is passed on, in characters."""
+
+PLACE = re.compile(r"\Aline [0-9]+, column [0-9]+: ")
+"""How a reason begins that names a place in the grammar."""
+_PLACE = re.compile(r"(?:at )?([0-9]+)\(([0-9]+)\): ")
+_COPY = re.compile(r"\n +[0-9]+ \| ")
+_FOUND = re.compile(r"'[^']*' \(at (\".*\") \('[^']*'\)\)$")
 
 
 class Vocabulary(Protocol):
@@ -101,6 +108,26 @@ class Guided:
 
 
 def reason(error: str) -> str:
-    """The library's words on one line, without what it tells of its own state."""
-    text = " ".join(error.partition("<state>")[0].split())
-    return text if len(text) <= REASON else text[:REASON] + "..."
+    """The library's words on one line, the cause first, without its copy of the grammar and what it tells of its own
+    state; behind "line 1, column 8: " where it names a place. Linear in the text, which holds what clients wrote."""
+    text = error.partition("<state>")[0]
+    place = _PLACE.match(text)
+    text = _COPY.split(text[place.end() if place else 0 :], maxsplit=1)[0]
+    if text.startswith("NoExtensionBias"):
+        text = "nothing satisfies it"
+    _, of_regex, rest = text.partition("regex parse error:\n")
+    if of_regex:
+        pattern, _, cause = rest.partition("\nerror: ")
+        text = f"{cause}, {_marked(pattern)}"
+    text = " ".join(text.partition(". Enable '")[0].split())  # an option that no request has
+    text = text[:REASON] + "..." if len(text) > REASON else _FOUND.sub(r"\1", text)
+    return f"line {place[1]}, column {place[2]}: {text}" if place else text
+
+
+def _marked(lines: str) -> str:
+    """Where in a regular expression the library's marks, in the line below it, point to."""
+    pattern, _, marks = lines.partition("\n")
+    at = marks.find("^") - 3
+    if at < 1 or "\n" in marks:
+        return "in a regular expression of several lines"
+    return f"at character {at} of {pattern[4:]}"

@@ -77,8 +77,8 @@ def admit(
         _judge_cut(len(prompt), left, params, limits, param)
         _judge_length(left, params, limits, param)
     _judge_ids(prompt, limits.vocab, param)
-    _judge_ids(params.stop_token_ids, limits.vocab, "stop_token_ids")
-    _judge_ids(params.logit_bias, limits.vocab, "logit_bias")
+    _judge_ids(params.stop_token_ids, limits.vocab, "stop_token_ids", "[{at}]")
+    _judge_ids(params.logit_bias, limits.vocab, "logit_bias", ".{token}")
     return replace(
         params,
         temperature=_first(params.temperature, defaults.temperature, 1.0),
@@ -203,10 +203,14 @@ def _judge_length(prompt: int, params: SamplingParams, limits: Limits, param: st
         )
 
 
-def _judge_ids(ids: Iterable[int], vocab: int, param: str) -> None:
-    for i in ids:
+def _judge_ids(ids: Iterable[int], vocab: int, param: str, inside: str = "") -> None:
+    """`inside`: where in `param` one stands, of its place `at` and the `token` itself."""
+    for at, i in enumerate(ids):
         if type(i) is not int or not 0 <= i < vocab:
-            raise RequestError(f"{param} holds {shown(i)}, which is no token id: the model has 0 to {vocab - 1}", param)
+            raise RequestError(
+                f"{param} holds {shown(i)}, which is no token id: the model has 0 to {vocab - 1}",
+                param + inside.format(at=at, token=i),
+            )
 
 
 def _first(asked: T | None, suggested: T | None, otherwise: T) -> T:

@@ -274,13 +274,10 @@ def _generating(kind: type[G], fields: Mapping[str, Any]) -> G:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """The field at fault: "seed", "stop_token_ids[2]", "stream_options.include_usage"."""
+    """The field at fault: "seed", "stop_token_ids[2]", "logit_bias.5", "stream_options.include_usage"."""
     path = str(loc[0])
     for part in loc[1:]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif loc[0] == "stream_options":
-            path += f".{part[:QUOTED]}"
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:QUOTED]}"
     return path
 
 

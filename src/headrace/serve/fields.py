@@ -25,6 +25,10 @@ class Refused:
 
 NOT_YET = "not supported yet"
 
+CACHE_HINT = "cache_control"
+"""With this some clients mark a prefix that is worth keeping. Ignored in a body, a message, a content part and a tool:
+the prefix cache finds by itself what requests share, and no answer depends on it."""
+
 IGNORED: Mapping[str, str] = {
     "user": "whom the request is for; nothing is kept per user",
     "safety_identifier": "as `user`",
@@ -34,6 +38,7 @@ IGNORED: Mapping[str, str] = {
     "prompt_cache_key": "a hint for the speed only",
     "prompt_cache_retention": "a hint for the speed only",
     "prediction": "a hint for the speed only",
+    CACHE_HINT: "a hint for the speed only; in messages, their parts and tools, too",
 }
 """Accepted with any value and without effect, in every body: field to the reason why that is harmless."""
 
@@ -81,7 +86,7 @@ CHAT: Mapping[str, Refused] = {
 """What /v1/chat/completions refuses."""
 
 COMPLETIONS: Mapping[str, Refused] = {
-    "best_of": Refused("not supported beyond n"),
+    "best_of": Refused("only the same as n (1 where n is not given) is taken; choices are not ranked"),
     "messages": Refused("send prompt, or use /v1/chat/completions"),
     "max_completion_tokens": Refused("use max_tokens"),
     "top_logprobs": Refused("here logprobs is the number of alternatives"),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from headrace.errors import RequestError
+from headrace.serve.fields import CACHE_HINT
 from headrace.serve.reading import QUOTED, check_keys, quoted
 from headrace.tokenize.messages import plain
 
@@ -22,8 +23,9 @@ ROLES: Mapping[str, str] = {
 }
 """Role in the body to role in the template: `developer` is OpenAI's newer word for what open models call `system`."""
 
-IGNORED = ("annotations", "parsed")
-"""What a client may send back from an earlier answer and what cannot matter; OpenAI's own adds what it parsed."""
+IGNORED = ("annotations", "parsed", CACHE_HINT)
+"""What a client may send back from an earlier answer and what cannot matter (OpenAI's own adds what it parsed), and a
+hint for the speed only."""
 IGNORED_IN_FUNCTIONS = ("parsed_arguments",)
 TAKEN = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id",)}
 """Keys of a message besides role, content and name, by role."""
@@ -168,13 +170,18 @@ def _content(content: Any, at: str) -> str | list[Any]:
         return content
     if not isinstance(content, list) or not content:
         raise RequestError(f"{at} must be a string or a list of text parts, not {quoted(content)}", at)
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in PARTS:
-            raise RequestError(f"{at}[{i}] of type {kind} is refused: {PARTS[kind]}", f"{at}[{i}].type")
-        if kind == "text":
-            check_keys(part, f"{at}[{i}]", "type", "text")
-    return content
+    return [_part(part, f"{at}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, at: str) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in PARTS:
+        raise RequestError(f"{at} of type {kind} is refused: {PARTS[kind]}", f"{at}.type")
+    if kind != "text":
+        return part
+    text = {key: value for key, value in part.items() if key != CACHE_HINT}
+    check_keys(text, at, "type", "text")
+    return text
 
 
 def _string(value: Any, at: str) -> str:

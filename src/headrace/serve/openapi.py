@@ -17,7 +17,7 @@ from headrace.serve.bodies import ChatBody, CompletionBody
 from headrace.serve.deadline import MOST_S
 from headrace.serve.embedding import MAX_INPUTS, EmbeddingBody
 from headrace.serve.embedding import REFUSED as EMBEDDINGS
-from headrace.serve.fields import CHAT, COMPLETIONS, IGNORED, Refused
+from headrace.serve.fields import CACHE_HINT, CHAT, COMPLETIONS, IGNORED, Refused
 from headrace.serve.messages import ROLES
 from headrace.serve.tokenizing import DETOKENIZE, TOKENIZE, DetokenizeBody, TokenizeBody
 
@@ -46,7 +46,7 @@ _NUMBER: Schema = {"type": "number"}
 _IDS = _list(_COUNT, minItems=1)
 _PROMPTS: Schema = {"anyOf": [_TEXT, _IDS, _list(_TEXT, minItems=1), _list(_IDS, minItems=1)]}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_PART = {**_object({"type": {"const": "text"}, "text": _TEXT}), "additionalProperties": False}
+_PART = {**_object({"type": {"const": "text"}, "text": _TEXT}, **{CACHE_HINT: {}}), "additionalProperties": False}
 _MESSAGE = _object({"role": {"enum": list(ROLES)}, "content": {"anyOf": [_TEXT, _list(_PART, minItems=1)]}})
 
 _FIELDS: Mapping[str, Schema] = {

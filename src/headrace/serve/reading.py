@@ -118,8 +118,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _bad(message: str) -> Problem:
-    return Problem(400, message, code="invalid_json")
+def _bad(message: str, param: str | None = None) -> Problem:
+    return Problem(400, message, param=param, code="invalid_json")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -131,7 +131,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _bad(f"the key {twice[:QUOTED]!r} stands twice in one object")
+        named = twice[:QUOTED].encode("utf-8", "backslashreplace").decode()  # it may hold half of a surrogate pair
+        raise _bad(f"the key {twice[:QUOTED]!r} stands twice in one object", named)
     return out
 
 

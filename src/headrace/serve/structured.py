@@ -86,7 +86,7 @@ def _structured(value: Any) -> Form:
                 raise RequestError(f"{at} must be true, not {quoted(said)}", at)
             return Form(Grammar("json", OBJECT), at)
         case "choice":
-            return Form(_grammar("choice", json.dumps(said, ensure_ascii=False), at), at)
+            return Form(_grammar("choice", json.dumps(_choices(said, at), ensure_ascii=False), at), at)
         case "regex":
             return Form(_grammar("regex", _text(said, at), at), at)
     text = _text(said, at)
@@ -121,4 +121,15 @@ def _object(value: Any, at: str) -> Mapping[str, Any]:
 def _text(value: Any, at: str) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{at} must be a string, not {quoted(value)}", at)
+    return value
+
+
+def _choices(value: Any, at: str) -> list[str]:
+    if not isinstance(value, list):
+        raise RequestError(f"{at} must be a list of strings, not {quoted(value)}", at)
+    if not value:
+        raise RequestError(f"{at} must hold at least one string: nothing satisfies an empty list", at)
+    for i, text in enumerate(value):
+        if not isinstance(text, str) or not text:
+            raise RequestError(f"{at}[{i}] must be a string that is not empty, not {quoted(text)}", f"{at}[{i}]")
     return value

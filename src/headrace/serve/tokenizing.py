@@ -67,6 +67,8 @@ class DetokenizeBody(BaseModel):
 
 TOKENIZE: Mapping[str, Refused] = {
     "content": Refused("send prompt"),
+    "text": Refused("send prompt"),
+    "input": Refused("send prompt"),
     "tools": Refused("not supported here", ([],)),
     "chat_template": Refused("the model's own template is used"),
     "mm_processor_kwargs": Refused("there are no images"),

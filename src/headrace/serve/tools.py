@@ -11,6 +11,7 @@ from typing import Any
 from headrace.constrain.patterns import bounded
 from headrace.errors import RequestError
 from headrace.params import Grammar
+from headrace.serve.fields import CACHE_HINT
 from headrace.serve.reading import QUOTED, check_keys, quoted
 from headrace.serve.structured import Form as Content
 from headrace.tokenize.messages import plain
@@ -146,9 +147,9 @@ def _function(entry: Any, at: str) -> Mapping[str, Any]:
     function = entry.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{at}.function must be an object with a name, not {quoted(function)}", f"{at}.function")
-    check_keys(entry, at, "type", "function")
-    check_keys(function, f"{at}.function", *_KEYS)
-    return function
+    check_keys(entry, at, "type", "function", CACHE_HINT)
+    check_keys(function, f"{at}.function", *_KEYS, CACHE_HINT)
+    return {key: value for key, value in function.items() if key != CACHE_HINT}
 
 
 def _tool(function: Mapping[str, Any], at: str) -> Tool:

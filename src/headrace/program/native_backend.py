@@ -100,8 +100,8 @@ class NativeBackend:
         )
 
     def buffer_bytes(self, program: Program, weights: Mapping[str, Shaped], most: Largest) -> int:
-        """Body and head each keep the largest memory that a step wanted, of one row more. Attention keeps the sums of its segments where
-        it computes those apart: of fewer than four tiles for each thread, over all key heads."""
+        """Body and head each keep the largest memory that a step wanted, of one row more. Attention keeps the sums of
+        its segments where it computes those apart: of fewer than four tiles for each thread, over all key heads."""
         lowered = lower(program, weights, fuse=self.fuse)
         body = peak_bytes(lowered.body_plan, lowered.head_plan, most.tokens + 1, most.wanted + 1, 0)
         head = peak_bytes(lowered.body_plan, lowered.head_plan, 0, 0, most.at_once + 1)

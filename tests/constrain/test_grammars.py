@@ -16,7 +16,7 @@ from headrace.constrain.compiler import KEPT, Compiler
 from headrace.constrain.constraint import Constraint, ConstraintError
 from headrace.constrain.guided import Guided
 from headrace.errors import RequestError
-from headrace.params import MAX_GRAMMAR_CHARS, Grammar, SamplingParams
+from headrace.params import MAX_GRAMMAR_CHARS, Grammar, Reasoning, SamplingParams
 from headrace.tokenize.tokenizer import Tokenizer
 
 WIDTH = 49152 + 70
@@ -174,6 +174,48 @@ def test_g3_blanks_between_the_parts_of_a_document_are_bounded(
         it.take(*blank)
         taken += 1
     assert taken == 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        ("\\S", ["ab c", " a "], ["", "  "]),
+        ("^[a-z]+$", ["abc"], ["ab1", "1ab", " ab"]),
+        ("^a", ["a", "abc"], ["ba"]),
+        ("c$", ["c", "abc"], ["cb"]),
+        ("b|d", ["abc", "d"], ["ac"]),
+    ],
+)
+def test_g1_a_pattern_may_match_anywhere(
+    pattern: str, right: Sequence[str], wrong: Sequence[str], starts: Callable[..., Guided], tokenizer: Tokenizer
+) -> None:
+    """As JSON Schema has it: what should be the whole text has anchors."""
+    for text in (*right, *wrong):
+        found = reads(starts("json", {"type": "string", "pattern": pattern}), tokenizer, json.dumps(text))
+        assert found == (text in right), text
+
+
+def test_g4_nothing_follows_a_whole_document(starts: Callable[..., Guided], tokenizer: Tokenizer) -> None:
+    """Only its end is left, and no blanks."""
+    for schema, text in ((PERSON, '{"name": "Ann", "age": 31}'), ({"type": "object"}, "{}"), ({"enum": ["a"]}, '"a"')):
+        it = starts("json", schema)
+        assert reads(it, tokenizer, text)
+        assert it.done and tokens_of(it) == set(), text
+
+
+def test_a6_a_grammar_begins_after_the_thinking(
+    compiler: Compiler, starts: Callable[..., Guided], tokenizer: Tokenizer
+) -> None:
+    begin, end = 5, 6
+    grammar = Grammar("regex", "ab")
+    for begun in (False, True):
+        it = compiler.constraint(SamplingParams(grammar=grammar, reasoning=Reasoning(begin, end, begun=begun)))
+        assert it is not None
+        for token in ([] if begun else [begin]) + [17, 18, 19]:
+            it.take(token)
+            assert len(tokens_of(it)) > 40_000 and not it.accepting
+        it.take(end)
+        assert tokens_of(it) == tokens_of(starts("regex", "ab"))
 
 
 @pytest.mark.parametrize(

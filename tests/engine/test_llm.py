@@ -622,3 +622,19 @@ def test_submitting_needs_a_running_loop(folder: Path) -> None:
         engine.submit(PROMPT, GREEDY)
     gc.collect()
     engine.close()
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_o3_a_library_installs_no_signal_handlers(folder: Path, kind: type[LLM] | type[AsyncLLM]) -> None:
+    def handlers() -> list[Any]:
+        return [signal.getsignal(sig) for sig in signal.valid_signals()]
+
+    before = handlers()
+    engine = kind(folder, pool_bytes=1 << 22, threads=1)
+    if isinstance(engine, LLM):
+        engine.generate(PROMPT, GREEDY)
+    else:
+        asyncio.run(engine.generate(PROMPT, GREEDY))
+    assert handlers() == before
+    engine.close()
+    assert handlers() == before

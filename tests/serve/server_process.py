@@ -2,8 +2,8 @@
 
 As a program: `python -m tests.serve.server_process FOLDER PORT OPTIONS-AS-JSON`. The engine fails in its next step when
 FOLDER holds a file `raise`, its thread ends without a word where it is called `vanish`; the file is taken away then.
-`fast` makes steps as short as they can be, `slow` and `broken` are about the next time that the model is loaded, and
-with `compiles` grammars take a minute from then on.
+A step that finds `long` takes it away, and `LONG_S`. `fast` makes steps as short as they can be, `slow` and `broken`
+are about the next time that the model is loaded, and with `compiles` grammars take a minute from then on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import httpx
 
 ROOT = Path(__file__).parents[2]
 STEP_S = 0.03
+LONG_S = 3.0
 ANSWER = 400
 """Tokens of an answer."""
 
@@ -96,6 +97,9 @@ def main(arguments: Sequence[str]) -> None:
         def run(self, plan: Plan, masks: Any = None) -> Result:
             if not (folder / "fast").exists():
                 time.sleep(STEP_S)
+            if (file := folder / "long").exists():
+                file.unlink()
+                time.sleep(LONG_S)
             for how in ("raise", "vanish"):
                 if (file := folder / how).exists():
                     file.unlink()

@@ -65,6 +65,8 @@ def real(made: tuple[Api, async_llm.AsyncLLM]) -> Iterator[Api]:
         ("MONDAYTUESDAY", [], "MONDAYTUESDAY", None),
         ("MONDAYTUESDAY", None, "MONDAYTUESDAY", None),
         ("MONDAYTUESDAY", ["v", "w", "x", "y", "z"], "MONDAYTUESDAY", None),
+        ("MONDAYTUESDAY", ["v", "w", "x", "y", "TUE"], "MONDAY", "TUE"),
+        ("MONDAYTUESDAY", [*"bcdefghijklmnop", "TUE"], "MONDAY", "TUE"),
     ],
 )
 @pytest.mark.parametrize("letters", [False, True], ids=["pieces", "letters"])
@@ -86,8 +88,9 @@ def test_s1_held_text_goes_out_where_the_length_ends_it(real: Api) -> None:
 
 def test_s3_every_character_goes_out_with_its_last_byte(real: Api) -> None:
     real.llm.says(CHARS)
-    texts = [event["choices"][0]["text"] for event in real.complete_events(max_tokens=100)]
-    assert [text for text in texts if text] == list(CHARS)
+    parts = [event["choices"][0] for event in real.complete_events(max_tokens=100, logprobs=0)]
+    told = [(part["text"], len(part["logprobs"]["tokens"])) for part in parts if part["text"]]
+    assert told == [(char, len(char.encode())) for char in CHARS], "none waits for the token behind it"
 
 
 @pytest.mark.parametrize("most", range(1, 21))

@@ -762,7 +762,30 @@ def test_port_is_free_at_once_afterwards() -> None:
         assert again.url() == url
 
 
-def test_create_app_installs_no_signal_handlers() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    create_app(FakeLLM)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+def handlers() -> list[Any]:
+    return [signal.getsignal(sig) for sig in signal.valid_signals()]
+
+
+def test_o3_the_application_installs_no_signal_handlers() -> None:
+    """Whoever runs it says what signals mean."""
+
+    async def lives() -> None:
+        before = handlers()
+        app = create_app(FakeLLM)
+        given = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+        told: list[str] = []
+
+        async def receive() -> Any:
+            assert handlers() == before
+            await asyncio.sleep(0.2)
+            return given.pop(0)
+
+        async def send(message: Any) -> None:
+            assert handlers() == before
+            told.append(message["type"])
+
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+        assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        assert handlers() == before
+
+    asyncio.run(lives())

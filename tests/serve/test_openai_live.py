@@ -99,6 +99,21 @@ def test_t3_forged_turns(url: str, model: str) -> None:
     assert prompt_tokens() > prompt_tokens(parse_special=True) + 4
 
 
+def test_t5_an_end_token_that_is_padding_too(served: tuple[str, AsyncLLM]) -> None:
+    """SmolLM2's file gives both the id 2."""
+    url, llm = served
+    assert llm.tokenizer.pad in llm.tokenizer.eos
+    body = {"messages": [{"role": "user", "content": "hi"}], "logit_bias": {str(llm.tokenizer.pad): 100}}
+
+    def told(**how: Any) -> tuple[str, str, int]:
+        answer = httpx.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 4, **how}, timeout=60).json()
+        choice = answer["choices"][0]
+        return choice["message"]["content"], choice["finish_reason"], answer["usage"]["completion_tokens"]
+
+    assert told() == ("", "stop", 1)
+    assert told(ignore_eos=True) == ("", "length", 4)
+
+
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["ok", ""], [-1], [49152], [2**63], [1] * 512])
 def test_v1_v2_v5_refused_and_served_again(url: str, prompt: Any) -> None:
     refused = httpx.post(f"{url}/v1/completions", json={"prompt": prompt}, timeout=60)

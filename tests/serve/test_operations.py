@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
+import os
 import re
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
+import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +26,11 @@ import pytest
 
 from headrace import AsyncLLM
 from headrace.execute.plan import Plan, Result
-from headrace.serve.app import _freeze
+from headrace.serve.app import _freeze, listening
 from tests.models.tiny import tiny_checkpoint
 from tests.serve.http_api import CHAT, COMPLETIONS
 from tests.serve.live_server import LiveServer, until
-from tests.serve.server_process import Process, status
+from tests.serve.server_process import LONG_S, Process, status
 from tests.serve.test_sockets import made as certificate
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -304,7 +309,7 @@ def test_o3_an_idle_tls_connection_does_not_hold_up_the_end(tmp_path: Path) -> N
     assert not [line for line in told if line["level"] in ("warning", "error")]
 
 
-def test_o5_health_is_quick_while_a_long_step_runs(tmp_path: Path) -> None:
+def test_o5_health_is_quick_while_many_are_answered(tmp_path: Path) -> None:
     with Process(tmp_path) as process:
         url = process.url()
         with ThreadPoolExecutor(8) as pool:
@@ -318,15 +323,70 @@ def test_o5_health_is_quick_while_a_long_step_runs(tmp_path: Path) -> None:
     assert sorted(took)[5] < 0.2
 
 
-def test_o4_nothing_is_left_when_the_process_is_killed(tmp_path: Path) -> None:
-    with Process(tmp_path) as process:
+def test_o5_health_is_quick_while_one_step_takes_seconds(tmp_path: Path) -> None:
+    """As a long prompt's may."""
+    with Process(tmp_path) as process, ThreadPoolExecutor(1) as pool:
         url = process.url()
-        group = process.popen.pid
-        children = Path(f"/proc/{group}/task/{group}/children").read_text(encoding="utf-8")
-        assert children == "", "the engine is a thread"
-        process.popen.kill()
-        process.popen.communicate()
-        assert status(url) == 0
+        (tmp_path / "long").touch()
+        asked = pool.submit(httpx.post, url + CHAT, json={"messages": HELLO, "max_tokens": 2}, timeout=30)
+        until(lambda: not (tmp_path / "long").exists())
+        took = []
+        for path in 5 * ("/health", "/v1/models", "/metrics", "/live"):
+            start = time.monotonic()
+            assert status(url, path) == 200
+            took.append(time.monotonic() - start)
+        assert not asked.done(), "the step has ended"
+        assert asked.result().status_code == 200
+    assert sorted(took)[len(took) // 2] < 0.1
+    assert max(took) < LONG_S / 3
+
+
+def processes_with(mark: str) -> list[int]:
+    """Those that have inherited an environment with this text."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if mark.encode() in file.read_bytes():
+                found.append(int(file.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("when", ["loading", "answering"])
+def test_o4_nothing_is_left_when_the_process_is_killed(tmp_path: Path, when: str) -> None:
+    """Neither processes nor shared memory, and the port can be had again. A whole server with a real engine."""
+    folder = tiny_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    mark = f"killed-{uuid.uuid4()}"
+    command = [sys.executable, "-m", "headrace", "serve", str(folder), "--port", "0", "--pool-bytes", f"{1 << 24}"]
+    popen = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"HEADRACE_MARK": mark}
+    )
+    try:
+        assert popen.stdout is not None and popen.stderr is not None
+        reader = None
+        if when == "loading":
+            assert any(" loading" in line for line in popen.stderr)
+        else:
+            url = popen.stdout.readline().split()[1].removesuffix("/v1")
+            reader = threading.Thread(target=left_alone, args=(url,))
+            reader.start()
+            until(lambda: "headrace_http_requests_running 2" in httpx.get(url + "/metrics").text)
+        assert processes_with(mark) == [popen.pid], "the engine is a thread"
+        assert "/dev/shm" not in Path(f"/proc/{popen.pid}/maps").read_text(encoding="utf-8")
+    finally:
+        popen.kill()
+        popen.communicate()
+    until(lambda: not processes_with(mark))
+    if reader is not None:
+        reader.join(5)
+        assert not reader.is_alive()
+        listening("127.0.0.1", int(url.rsplit(":", 1)[1])).close()
+
+
+def left_alone(url: str) -> None:
+    """A client whose server goes away."""
+    body = {"prompt": "x", "stream": True, "max_tokens": 400, "n": 100, "ignore_eos": True}
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(url + COMPLETIONS, json=body, timeout=30)
 
 
 def test_the_unit_file_in_the_docs_is_sound() -> None:

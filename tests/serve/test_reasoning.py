@@ -118,6 +118,16 @@ def test_a6_then_a_tool_call(api: Api, tags: list[int]) -> None:
     assert told(api, tools=TOOLS) == ("", f"I could {CALL}", [call], "tool_calls")
 
 
+def test_a6_text_on_both_sides_of_the_tag_that_comes_at_once(api: Api, tags: list[int]) -> None:
+    """What looked like a stop string is told in one part: thinking, the tag, and how the answer begins."""
+    begin, end = tags
+    tag = "" if api.llm.tokenizer.is_special(end) else "</think>"
+    says(api, begin, "hm", end, "Yes.")
+    for stop in (f"m{tag}Yo", f"hm{tag}Yes!", f"m{tag}Yes.."):
+        assert told(api, stop=stop) == ("Yes.", "hm", [], "stop")
+    assert told(api, stop=f"m{tag}Ye") == ("", "h", [], "stop")
+
+
 def test_a6_everything_that_was_generated_is_told(api: Api, tags: list[int]) -> None:
     """Whatever the tokens: thinking and content are the text less the two tags."""
     rng = random.Random(5)
@@ -190,6 +200,16 @@ def test_tools_are_held_after_the_thinking(api: Api, tags: list[int]) -> None:
     api.chat(tools=TOOLS, tool_choice="required")
     params = api.llm.submitted[-1][1]
     assert params.grammar is not None
+    assert params.reasoning == Reasoning(begin, end, None, False)
+
+
+def test_a6_a_form_is_held_after_the_thinking(api: Api, tags: list[int]) -> None:
+    begin, end = tags
+    says(api, begin, '{"not yet', end, '{"a": 1}')
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    assert told(api, response_format=form) == ('{"a": 1}', '{"not yet', [], "stop")
+    params = api.llm.submitted[-1][1]
+    assert params.grammar is not None and params.grammar.kind == "json"
     assert params.reasoning == Reasoning(begin, end, None, False)
 
 

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from headrace.engine.async_llm import AsyncLLM
+from tests.constrain.drawn import faults
 from tests.serve.client_checks import client_of
 from tests.serve.http_api import CHAT, error_of, events_of
 from tests.serve.live_server import LiveServer
@@ -216,8 +217,16 @@ def test_g1_schemas_that_trouble_others(http: httpx.Client) -> None:
             http, tools=tools, tool_choice={"type": "function", "function": {"name": name}}, temperature=1, seed=1
         )
         assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == [name]
-    choice = asked(http, tools=tools, tool_choice="required", temperature=1, seed=1)
-    assert choice["message"]["tool_calls"]
+        assert not any(faults(one["function"].get("parameters", {}), json.dumps(given)) for _, given in calls(choice))
+    schemas = {one["function"]["name"]: one["function"].get("parameters", {}) for one in tools}
+    whole = 0
+    for seed in range(4):
+        choice = asked(http, tools=tools, tool_choice="required", temperature=1, seed=seed)
+        assert choice["message"]["tool_calls"]
+        for name, given in calls(choice):
+            whole += 1
+            assert not faults(schemas[name], json.dumps(given)), (name, given)
+    assert whole
 
 
 @pytest.mark.parametrize(

@@ -335,10 +335,10 @@ def test_o5_health_is_quick_while_one_step_takes_seconds(tmp_path: Path) -> None
             start = time.monotonic()
             assert status(url, path) == 200
             took.append(time.monotonic() - start)
+        assert sorted(took)[len(took) // 2] < 0.1
+        assert max(took) < LONG_S / 3
         assert not asked.done(), "the step has ended"
         assert asked.result().status_code == 200
-    assert sorted(took)[len(took) // 2] < 0.1
-    assert max(took) < LONG_S / 3
 
 
 def processes_with(mark: str) -> list[int]:

@@ -243,8 +243,10 @@ def beside_a_running_answer(http: httpx.Client, llm: AsyncLLM) -> Iterator[None]
     running = threading.Thread(target=lambda: answers.append(complete(http, **plain)))
     running.start()
     until(lambda: llm.stats().running == 1)
-    yield
-    running.join()
+    try:
+        yield
+    finally:
+        running.join()
     assert answers == [complete(http, **plain)] and answers[0]["finish_reason"] == "length"
 
 

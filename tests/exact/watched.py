@@ -130,6 +130,8 @@ class Watched:
         self.left.update(set().union(*map(self.states, family)))
         deltas = self._abort(user)
         self.scheduler.check()
+        left = [r.choice for r in [*self.scheduler.running, *self.scheduler.waiting] if r.user == user]
+        assert not left, f"choices {left} of an aborted request live on"
         return deltas
 
     def begins(self, request: Request) -> None:

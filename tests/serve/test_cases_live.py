@@ -116,17 +116,18 @@ def test_v1_an_empty_prompt_where_a_bos_is_added(http: httpx.Client) -> None:
     error_of(http.post(CHAT, json={"messages": []}), 400, "messages")
 
 
-BAD: list[tuple[str, Any]] = [
-    ("stop_token_ids", [VOCAB]),
-    ("stop_token_ids", [-1]),
-    ("logit_bias", {str(VOCAB): 5}),
-    ("logit_bias", {"cat": -100}),
-    ("logit_bias", {"1": 1e9}),
-    ("logit_bias", {"1": "NaN"}),
-    ("prompt", [-1]),
-    ("prompt", [VOCAB]),
-    ("prompt", [2**63]),
+BAD: list[tuple[str, Any, str]] = [
+    ("stop_token_ids", [VOCAB], "[0]"),
+    ("stop_token_ids", [-1], "[0]"),
+    ("logit_bias", {str(VOCAB): 5}, f".{VOCAB}"),
+    ("logit_bias", {"cat": -100}, ".cat"),
+    ("logit_bias", {"1": 1e9}, ".1"),
+    ("logit_bias", {"1": "NaN"}, ".1"),
+    ("prompt", [-1], ""),
+    ("prompt", [VOCAB], ""),
+    ("prompt", [2**63], ""),
 ]
+"""Field, value, and where in it the fault is."""
 
 
 LAST = [
@@ -149,11 +150,11 @@ def test_v2_bad_ids_beside_a_running_request(http: httpx.Client, served: tuple[h
     runner = threading.Thread(target=keep_running)
     runner.start()
     try:
-        for field, value in BAD:
+        for field, value, at in BAD:
             for stream in (False, True):
                 until(lambda: served[1].stats().running == 1)
                 body = {"prompt": DRUMS, "min_tokens": 3, "stream": stream, field: value}
-                assert field in error_of(http.post(COMPLETIONS, json=body), 400, field)
+                assert field in error_of(http.post(COMPLETIONS, json=body), 400, field + at)
         for last in LAST:
             complete(http, min_tokens=3, **last)
     finally:

@@ -519,6 +519,20 @@ def test_model_that_comes_too_late_is_closed() -> None:
     asyncio.run(asyncio.wait_for(stops(), 5))
 
 
+def test_a_program_that_ends_while_a_model_loads_keeps_its_exit_code() -> None:
+    code = """
+import asyncio, sys, time
+from headrace.serve.service import Service
+
+async def leaves():
+    Service(lambda: time.sleep(1)).start()
+
+asyncio.run(leaves())
+sys.exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 3
+
+
 def test_names() -> None:
     llm = FakeLLM()
     with LiveServer(lambda: llm, name="org/mine") as live:
@@ -541,7 +555,7 @@ PROCESS = """
     sys.path.insert(0, {here!r})
     from tests.serve.fake_llm import FakeLLM, Script
     from headrace.errors import HeadraceError
-    from headrace.serve.app import run
+    from headrace.serve.app import ending_in_time, run
     from headrace.serve.options import ServerOptions
     what, port, grace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     def load():
@@ -560,7 +574,8 @@ PROCESS = """
             llm.script = lambda prompt, choice: Script([120] * 500, 0.2)
         return llm
     try:
-        run(load, host="127.0.0.1", port=port, options=ServerOptions(grace_s=grace))
+        with ending_in_time():
+            run(load, host="127.0.0.1", port=port, options=ServerOptions(grace_s=grace))
     except HeadraceError as error:
         sys.exit(f"error: {{error}}")
 """

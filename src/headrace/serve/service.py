@@ -4,13 +4,9 @@ no routes."""
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import gc
 import hashlib
 import logging
-import os
-import sys
 import threading
 import time
 import weakref
@@ -151,10 +147,9 @@ class Service:
         """In a thread; it closes a `dead` model first."""
         loop = asyncio.get_running_loop()
         event(_log, logging.INFO, "loading", {})
-        # a daemon: a server that is stopped while it loads does not wait for the end of loading
-        thread = threading.Thread(target=self._load_and_tell, args=(loop, [*dead]), name="headrace-load", daemon=True)
-        atexit.register(_leave_behind, thread)
-        thread.start()
+        # no daemon: Python would end one that comes back from native code by unwinding it, which C++ takes for a
+        # failure, and the process would abort; so it waits for this one, and `app.ending_in_time` bounds that
+        threading.Thread(target=self._load_and_tell, args=(loop, [*dead]), name="headrace-load").start()
 
     def _load_and_tell(self, loop: asyncio.AbstractEventLoop, dead: list[AsyncLLM]) -> None:
         outcome: AsyncLLM | Exception
@@ -226,13 +221,3 @@ def _give_back(dead: list[AsyncLLM]) -> None:
         gc.collect()
         time.sleep(0.02)
     gc.collect()  # the engine's error knows the engine
-
-
-def _leave_behind(thread: threading.Thread) -> None:
-    """End the process, at its end, where the thread still loads. Python would end a thread that comes back from native
-    code by unwinding it, which C++ takes for a failure: the process would abort."""
-    if thread.is_alive():
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(0)

@@ -146,8 +146,8 @@ def run(
 @contextlib.contextmanager
 def ending_in_time() -> Iterator[None]:
     """For a program whose end this is. Python waits then for every thread, however long it still loads a model, or
-    compiles a grammar, for nobody: no longer than `LEFT_S`, nor than to the next signal. The exit code is 0, or 1 where there was an
-    error."""
+    compiles a grammar, for nobody: no longer than `LEFT_S`, nor than to the next signal. The exit code is 0, or 1
+    where there was an error."""
     code = 1
     try:
         yield

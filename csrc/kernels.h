@@ -11,8 +11,9 @@ namespace headrace {
 struct LinearTask {
   Weight weight;
   const float* bias;  // [outputs], or null
-  const uint8_t* x;   // rows as the weight takes them: int8_row_bytes, bf16_row_bytes or float32; one more can be read
+  const uint8_t* x;   // rows as the weight takes them: int8_row_bytes, bf16_row_bytes or float32
   int64_t x_stride;   // bytes
+  bool one_more;      // behind the last row of x another can be read, of anything
   float* y;
   int64_t y_stride;  // numbers
 };

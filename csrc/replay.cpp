@@ -106,7 +106,7 @@ void Replayer::add(Region region) {
   regions_.push_back(std::move(prepared));
 }
 
-// Of a slot in this run, with the row that linear maps may read beyond the last.
+// Of a slot in this run, and of the one row more that linear maps may read.
 int64_t Replayer::place_bytes(size_t slot, const Batch& batch) const {
   return up(stride_[slot] * (int64_t{count(slots_[slot].extent, batch)} + 1), 64);
 }
@@ -213,7 +213,9 @@ void Replayer::linears(const Prepared& region, const Batch& batch) {
   std::vector<LinearTask> tasks;
   tasks.reserve(region.instructions.size());
   for (const Instruction& i : region.instructions) {
-    tasks.push_back({i.weight, i.vector, raw(i.x, 0), stride_[i.x], line(i.out, 0), stride_[i.out] / 4});
+    const uint8_t* x = raw(i.x, 0);
+    const bool own = x >= arena_ && x < arena_ + arena_bytes_;
+    tasks.push_back({i.weight, i.vector, x, stride_[i.x], own, line(i.out, 0), stride_[i.out] / 4});
   }
   const std::vector<Share>& shares = n < kManyRows ? region.few : region.many;
   const int pieces = static_cast<int>(shares.size());

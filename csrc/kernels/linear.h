@@ -222,7 +222,7 @@ ALWAYS void put(const LinearTask& t, int panel, int row, Lanes::F acc) {
   }
 }
 
-// R rows from `row` on are computed, `live` of them kept: of codes one more may be read than there are (LinearTask).
+// R rows from `row` on are computed, `live` of them kept.
 template <int kind, int R>
 ALWAYS void linear_rows(const LinearTask& t, int panel, int row, int live) {
   const Weight& w = t.weight;
@@ -243,11 +243,11 @@ ALWAYS void linear_rows(const LinearTask& t, int panel, int row, int live) {
 }
 
 // Rows [row, to) of one panel: R at a time, then half as many, and so on. All but one of R codes' rows take longer in such
-// parts than R.
+// parts than R, so one more is computed, and left.
 template <int kind, int R>
 ALWAYS void rows_by(const LinearTask& t, int panel, int row, int to) {
   for (; row + R <= to; row += R) linear_rows<kind, R>(t, panel, row, R);
-  if (kind < kQuantized && R > 2 && row + R - 1 == to) return linear_rows<kind, R>(t, panel, row, R - 1);
+  if (kind < kQuantized && R > 2 && t.one_more && row + R - 1 == to) return linear_rows<kind, R>(t, panel, row, R - 1);
   if constexpr (R > 1) rows_by<kind, R / 2>(t, panel, row, to);
 }
 

@@ -30,11 +30,12 @@ def stored(array: np.ndarray) -> Format:
 
 
 class OneOp:
-    """A program under construction whose slots are all outside arrays."""
+    """A program under construction whose slots are outside arrays, and then some of its own."""
 
     def __init__(self, isa: str, *, threads: int = 2, case: Case | None = None, vocab: int = 1 << 20) -> None:
         self.threads = workers(threads)
         self.arrays: list[np.ndarray] = []
+        self.own: list[int] = []
         self.widths: list[int] = []
         self.case, self.isa, self.vocab = case, isa, vocab
         self.pool: native.Pool | None = None
@@ -45,14 +46,19 @@ class OneOp:
         self.arrays.append(array)
         return len(self.arrays) - 1
 
+    def own_slot(self, row_bytes: int) -> int:
+        """A slot of the program's own memory; all outside arrays come before."""
+        self.own.append(row_bytes)
+        return len(self.arrays) + len(self.own) - 1
+
     def program(self) -> native.Program:
-        slots = [(False, 4 * array.shape[1]) for array in self.arrays]
+        slots = [(False, row_bytes) for row_bytes in (*(4 * array.shape[1] for array in self.arrays), *self.own)]
         flat = native.Program(self.isa, self.threads, slots, self.pool, self.windows, self.vocab)
         flat.region(False)
         return flat
 
     def run(self, flat: native.Program, tokens: np.ndarray | None = None, positions: np.ndarray | None = None) -> None:
-        n = max(len(a) for a in self.arrays)
+        n = max(len(a) for a in self.arrays) if tokens is None else len(tokens)
         tokens = np.zeros(n, np.int32) if tokens is None else tokens
         positions = np.arange(n, dtype=np.int32) if positions is None else positions
         offsets, tables = np.array([0, n], np.int32), []
@@ -190,14 +196,26 @@ def embed(table: Format, tokens: np.ndarray, isa: str, threads: int = 2, scale: 
 
 
 def linear(weight: Format, x: np.ndarray, isa: str, threads: int = 2, bias: np.ndarray | None = None) -> np.ndarray:
-    """A linear map as programs hold it: the input converted as the weight's format asks for it, then the map."""
-    kind = {"BF16": "to_bf16", "F16": None, "F32": None}.get(weight.name, "to_int8")
-    given = x.copy() if kind is None else converted(kind, x, isa, threads).view(np.float32)
-    one = OneOp(isa, threads=threads)
-    out = np.zeros((len(x), weight.shape[0]), np.float32)
+    """A linear map as programs hold it: the input converted as the weight's format asks for it, then the map. Behind
+    the last row nothing is written."""
+    one, n, width = OneOp(isa, threads=threads), len(x), x.shape[1]
+    out = np.full((n + 1, weight.shape[0]), 7, np.float32)
     matrix = packed(weight, one.threads)
-    source, at = one.slot(given), one.slot(out)
-    flat = one.program()
-    flat.linear(source, at, matrix, bias)
-    one.run(flat)
-    return out
+    source, at = one.slot(x.copy()), one.slot(out)
+    match weight.name:
+        case "F16" | "F32":
+            flat, given = one.program(), source
+        case "BF16":
+            given = one.own_slot(native.bf16_row_bytes(width))
+            flat = one.program()
+            flat.to_bf16(source, given, width)
+            flat.region(False)
+        case _:
+            given = one.own_slot(native.int8_row_bytes(width))
+            flat = one.program()
+            flat.to_int8(source, given, width)
+            flat.region(False)
+    flat.linear(given, at, matrix, bias)
+    one.run(flat, np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
+    assert (out[n] == 7).all()
+    return out[:n]

@@ -47,7 +47,13 @@ _IDS = _list(_COUNT, minItems=1)
 _PROMPTS: Schema = {"anyOf": [_TEXT, _IDS, _list(_TEXT, minItems=1), _list(_IDS, minItems=1)]}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _PART = {**_object({"type": {"const": "text"}, "text": _TEXT}, **{CACHE_HINT: {}}), "additionalProperties": False}
-_MESSAGE = _object({"role": {"enum": list(ROLES)}, "content": {"anyOf": [_TEXT, _list(_PART, minItems=1)]}})
+_SAID = [_TEXT, _list(_PART, minItems=1)]
+_MESSAGE: Schema = {
+    "anyOf": [
+        _object({"role": {"enum": list(ROLES)}, "content": {"anyOf": _SAID}}),
+        _object({"role": {"const": "tool"}}, content={"anyOf": [*_SAID, {"type": "null"}]}),
+    ]
+}
 
 _FIELDS: Mapping[str, Schema] = {
     "n": _or_null({"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}),
@@ -222,7 +228,7 @@ def _one_model() -> Schema:
 def _post(post: _Post) -> Schema:
     answer = _json(post.summary, _ref(post.answer))
     if post.streams:
-        answer["content"]["text/event-stream"] = {"schema": _TEXT}
+        answer["content"]["text/event-stream"] = {}  # OpenAPI 3.1 has no schema for events
     body = {"required": True, "content": {"application/json": {"schema": _ref(post.body.__name__)}}}
     return {"summary": post.summary, "requestBody": body, "responses": {"200": answer, **_failures(*_ERRORS)}}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from headrace.constrain.compiler import Compiled
 from headrace.engine.build import Blueprint, Loaded, load
 from headrace.engine.collect import Collector
-from headrace.engine.embedding import EmbeddingOutput, check_dimensions, embedded, embedding_params
+from headrace.engine.embedding import EmbeddingOutput, embedded, embedding_of
 from headrace.engine.loop import weakly
 from headrace.engine.outputs import Chunk, RequestOutput
 from headrace.engine.prompts import Message, Prompt, encode, probe, texts_of, typed
@@ -134,9 +134,10 @@ class AsyncLLM:
         tenant: str = "",
     ) -> EmbeddingOutput:
         """The vector of one prompt, as `LLM.embed`. Cancelling the awaiting task aborts the request."""
-        check_dimensions(dimensions, self.model.width)
-        params = embedding_params(
-            self.model.pooling if pooling is None else pooling,
+        params = embedding_of(
+            self.model,
+            pooling,
+            dimensions,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
             priority=priority,

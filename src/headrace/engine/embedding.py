@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,7 +42,26 @@ def embedding_params(
     )
 
 
-def check_dimensions(dimensions: int | None, width: int) -> None:
+class Embedder(Protocol):
+    """What is known of a model: `engine.build.Loaded`."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+
+    @property
+    def pooling(self) -> str:
+        """Where a request does not say."""
+
+
+def embedding_of(model: Embedder, pooling: str | None, dimensions: int | None, **how: Any) -> SamplingParams:
+    """A request to this model, `how` as for `embedding_params`, whose vector can be cut to `dimensions`. RequestError
+    names the parameter that is out of range."""
+    _check_dimensions(dimensions, model.width)
+    return embedding_params(model.pooling if pooling is None else pooling, **how)
+
+
+def _check_dimensions(dimensions: int | None, width: int) -> None:
     """RequestError where a vector of `width` numbers cannot be cut to so many."""
     if dimensions is None:
         return

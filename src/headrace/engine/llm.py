@@ -14,7 +14,7 @@ from typing import Any, Self
 from headrace.constrain.compiler import Compiled
 from headrace.engine.build import Loaded, load
 from headrace.engine.collect import Collector
-from headrace.engine.embedding import EmbeddingOutput, check_dimensions, embedded, embedding_params
+from headrace.engine.embedding import EmbeddingOutput, embedded, embedding_of
 from headrace.engine.loop import weakly
 from headrace.engine.outputs import Chunk, RequestOutput
 from headrace.engine.prompts import Message, Params, Prompt, encode, is_prompt, names_of, params_of
@@ -103,9 +103,10 @@ class LLM:
         All are judged before any starts: RequestError names what is wrong. HeadraceError where one has no finite
         vector.
         """
-        check_dimensions(dimensions, self.model.width)
-        params = embedding_params(
-            self.model.pooling if pooling is None else pooling,
+        params = embedding_of(
+            self.model,
+            pooling,
+            dimensions,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
             priority=priority,

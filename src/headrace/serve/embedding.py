@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.engine.embedding import check_dimensions, embedding_params, finished
+from headrace.engine.embedding import embedding_of, finished
 from headrace.errors import RequestError
 from headrace.serve.bodies import validated
 from headrace.serve.deadline import Deadline
@@ -98,7 +98,6 @@ class Embeddings:
         body = validated(EmbeddingBody, fields)
         deadline = Deadline(body.timeout_s)
         model = visit_of(request.scope).model = self._service.require(body.model, llm)
-        check_dimensions(body.dimensions, llm.model.width)
         asked = await unless_gone(request.receive, deadline.bound(_asked(llm, body)))
         run = Run(llm, asked, visit_of(request.scope), deadline)
         try:
@@ -111,8 +110,10 @@ class Embeddings:
 
 
 async def _asked(llm: AsyncLLM, body: EmbeddingBody) -> list[Asked]:
-    params = embedding_params(
-        body.pooling or llm.model.pooling,
+    params = embedding_of(
+        llm.model,
+        body.pooling or None,
+        body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,

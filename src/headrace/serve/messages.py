@@ -131,7 +131,7 @@ def _call(call: Any, at: str) -> dict[str, Any]:
     function, inside = call.get("function"), f"{at}.function"
     if not isinstance(function, dict):
         raise RequestError(f"{inside} must be an object with name and arguments, not {quoted(function)}", inside)
-    check_keys({key: function[key] for key in function if key not in IGNORED_IN_FUNCTIONS}, inside, "name", "arguments")
+    check_keys(function, inside, "name", "arguments", ignored=IGNORED_IN_FUNCTIONS)
     if not _string(function.get("name"), f"{inside}.name"):
         raise RequestError(f"{inside}.name must not be empty", f"{inside}.name")
     arguments = _arguments(function.get("arguments"), f"{inside}.arguments")
@@ -179,9 +179,8 @@ def _part(part: Any, at: str) -> Any:
         raise RequestError(f"{at} of type {kind} is refused: {PARTS[kind]}", f"{at}.type")
     if kind != "text":
         return part
-    text = {key: value for key, value in part.items() if key != CACHE_HINT}
-    check_keys(text, at, "type", "text")
-    return text
+    check_keys(part, at, "type", "text", ignored=(CACHE_HINT,))
+    return {key: value for key, value in part.items() if key != CACHE_HINT}
 
 
 def _string(value: Any, at: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from starlette.datastructures import Headers
@@ -154,10 +154,10 @@ def quoted(value: Any) -> str:
     return repr(value)
 
 
-def check_keys(value: Mapping[str, Any], at: str, *keys: str) -> None:
-    """RequestError names the first key of a client's object that is none of these."""
+def check_keys(value: Mapping[str, Any], at: str, *keys: str, ignored: Collection[str] = ()) -> None:
+    """RequestError names the first key of a client's object that is neither one of these nor `ignored`."""
     for key in value:
-        if key not in keys:
+        if key not in keys and key not in ignored:
             raise RequestError(
                 f"{at} has the unknown key {quoted(key)}; it takes {', '.join(keys)}", f"{at}.{key[:QUOTED]}"
             )
